@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 _JOB = "worker"
+_FIRST = f"/job:{_JOB}/replica:0/task:0"
 _INTERNAL = 13
 
 
@@ -32,12 +33,12 @@ def connect(
     job = service.coordinated_job_list.add(name=_JOB, num_tasks=len(addresses))
     running = _context()
     running.configure_collective_ops(
-        collective_leader=_task(0),
+        collective_leader=_FIRST,
         device_filters=(f"/job:{_JOB}/task:{index}",),
     )
     running.configure_coordination_service(
         service_type="standalone",
-        service_leader=_task(0),
+        service_leader=_FIRST,
         coordinated_jobs=[job],
         heartbeat_timeout_in_ms=int(heartbeat_seconds * 1000),
         cluster_register_timeout_in_ms=int(connect_seconds * 1000),
@@ -97,7 +98,3 @@ def failure_of_any(count: int) -> tf.errors.OpError | None:
 
 def _context() -> Any:
     return context.context()
-
-
-def _task(index: int) -> str:
-    return f"/job:{_JOB}/replica:0/task:{index}"

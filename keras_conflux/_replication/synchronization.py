@@ -9,11 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.agreement import assert_same_place
-from keras_conflux._cluster.agreement import sum_over_processes
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
-from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._communication.buckets import neighbours
@@ -227,18 +226,15 @@ def _first_difference_anywhere(
 ) -> str | None:
     """Compares checksums of all processes, which get the same answer."""
     with errors_reported_to_all("in_sync"):
-        assert_same_place(f"in_sync of {len(variables)} variables")
         values = [state.copies(v)[0].numpy().tobytes() for v in variables]
-        rows = np.zeros([process_count(), 1 + len(values)], np.int64)
-        rows[process_index(), 0] = here is not None
-        rows[process_index(), 1:] = [zlib.crc32(value) for value in values]
-        rows = sum_over_processes(rows)
-    (apart,) = np.nonzero(rows[:, 0])
-    if apart.size:
-        return here or f"Copies differ in process {apart[0]}."
-    for variable, sums in zip(variables, rows[:, 1:].T, strict=True):
-        (others,) = np.nonzero(sums != sums[0])
-        if others.size:
+        own = [here is not None, *map(zlib.crc32, values)]
+        told = all_gather_json(f"in_sync of {len(values)} variables", own)
+    apart, *checksums = zip(*told, strict=True)
+    if any(apart):
+        return here or f"Copies differ in process {apart.index(True)}."
+    for variable, sums in zip(variables, checksums, strict=True):
+        others = [i for i, each in enumerate(sums) if each != sums[0]]
+        if others:
             return (
                 f"{state.name_of(variable)} differs between process 0 and "
                 f"process {others[0]}."
