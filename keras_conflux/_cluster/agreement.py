@@ -1,10 +1,8 @@
 """Compares the next actions of processes, and exchanges small messages.
 
-Collectives meet in the order in which processes call them. If one process were
-elsewhere in the program, it would meet another sum of the same shape, and both
-would get a wrong number. So each process announces its next action before it
-meets the others, in a message of its own, always of one shape. All raise a
-`ReplicaMismatchError` if one is about to do something else.
+Collectives meet in the order in which processes call them, and would meet
+others of the same shape. So each process announces its next action in a message
+of its own. All raise a `ReplicaMismatchError` if one does something else.
 """
 
 import functools
@@ -89,11 +87,7 @@ def all_gather_json(what: str, own: Any) -> list[Any]:
 
 
 class Comparable:
-    """A value that processes compare.
-
-    JSON can hold it. Something else may be compared in its place, as where an
-    order does not count.
-    """
+    """A value for JSON to hold, and the one to compare, if another."""
 
     def __init__(self, value: Any, compared: Any = None) -> None:
         self.text = _as_json(value)
@@ -186,10 +180,7 @@ def _shortened(text: bytes) -> bytes:
 def sum_over_processes(
     numbers: np.ndarray, seconds: float | None = None
 ) -> np.ndarray:
-    """Returns the sum of an array of all processes, which share its shape.
-
-    It waits for them as long as for a step, or these seconds.
-    """
+    """Returns the sum of all processes' arrays, which share their shape."""
 
     def run() -> np.ndarray:
         with tf.device("CPU:0"):
@@ -235,11 +226,10 @@ def next_key(
 ) -> tf.Tensor:
     """Counts a collective, and returns the key by which TensorFlow matches it.
 
-    TensorFlow keeps some 1 kB for each key that it has seen, and processes ask
-    the first one about a new key. So keys come back. Collectives of one key
-    reduce tensors of one dtype and size, as TensorFlow divides a tensor into
-    chunks when it first sees the key. Lane 1 is for collectives that run
-    between those of another counter.
+    TensorFlow keeps some 1 kB for each key that it has seen. So keys come back,
+    for tensors of one dtype and size, which TensorFlow divides into chunks when
+    it first sees the key. Lane 1 is for collectives between those of another
+    counter.
     """
     turn = tf.math.floormod(counter.assign_add(1, read_value=True), _IN_TURN)
     kind = (size % _SIZES * 32 + dtype.as_datatype_enum) * 2 + lane

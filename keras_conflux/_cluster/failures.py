@@ -40,10 +40,7 @@ def of_all_processes(error: ConfluxError) -> ConfluxError:
 
 @contextlib.contextmanager
 def errors_reported_to_all(what: str) -> Iterator[None]:
-    """Reports an error of this process to all others, which end with it.
-
-    They would wait for it. A `ProcessError` says that another one has failed.
-    """
+    """Reports an error of this process to all others, which end with it."""
     if process_count() == 1 or _inside.get():
         yield
         return
@@ -71,11 +68,10 @@ def errors_reported_to_all(what: str) -> Iterator[None]:
 
 
 def wait_while_all_processes_live(call: DaemonCall, seconds: float) -> bool:
-    """Waits for a call in which processes wait for each other.
+    """Waits for a call in which processes wait; returns whether it has ended.
 
-    TensorFlow ends its own collectives when a process fails, but not a program
-    of XLA in which a GPU waits for another. Returns whether the call has ended.
-    Raises TensorFlow's error if a process has failed, and the call goes on.
+    Raises TensorFlow's error if a process has failed, which ends collectives,
+    but not a program of XLA in which a GPU waits for another.
     """
     if process_count() == 1:
         return call.wait(seconds)

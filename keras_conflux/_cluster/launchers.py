@@ -1,8 +1,6 @@
 """Finds out which processes train together, from arguments or launchers.
 
-A launcher tells a process of the others that it trains with. There are none by
-default, and only the arguments of `initialize` name other processes. `ask` adds
-a launcher.
+There are no launchers by default. `ask` adds one.
 """
 
 import dataclasses
@@ -24,8 +22,7 @@ DEFAULT_SECONDS = 300.0
 class Announcement:
     """A launcher's statement that it has started processes.
 
-    The number of processes is known at once. Their addresses are looked up for
-    one announcement only, as processes may have to talk for it.
+    Their addresses are looked up for one announcement only.
     """
 
     source: str

@@ -149,10 +149,7 @@ def initialize(
 
 
 def initialize_from_environment() -> None:
-    """Joins others where `TF_CONFIG` or `KERAS_DISTRIBUTION_*` names them.
-
-    For programs that do not call `initialize`, and would train alone unnoticed.
-    """
+    """Joins processes that variables name, if `initialize` did not."""
     names = "TF_CONFIG", "KERAS_DISTRIBUTION_"
     join_others({k: v for k, v in os.environ.items() if k.startswith(names)})
 
@@ -225,9 +222,8 @@ def _connected(
 def _ending_after(seconds: float, is_first: bool) -> Iterator[None]:
     """Ends the first process, with a traceback, if something takes longer.
 
-    TensorFlow's first process waits without an end for one that has died since
-    it was there, and holds Python's lock meanwhile. A timer of `faulthandler`
-    does not need that.
+    It may wait for a dead one without an end, and holds Python's lock
+    meanwhile. A timer of `faulthandler` does not need that.
     """
     if not is_first:
         yield

@@ -1,17 +1,12 @@
 """Waits until all processes have come, before TensorFlow connects them.
 
 TensorFlow's first process waits for the others without an end, and Python with
-it. If one of them could not start, for example because another program has its
-port, nobody would ever say so. So each process first tells process 0, at its
-address, its own index. Process 0 answers when all have come, or with an error,
-and all go on or raise alike.
+it. So each process first tells process 0, at its address, its own index, and
+hears when all have come, or an error.
 
 Anybody can call. So process 0 listens to all callers at once, until one
 deadline, and to a few bytes of each. A message is one line: a text, and a
 digest of it by which those know each other who have the same token.
-
-Processes that know the address of process 0 alone learn in the same way from
-which hosts all have come.
 """
 
 import contextlib

@@ -29,8 +29,7 @@ def obey_environment() -> None:
 def tell(text: str) -> None:
     """Tells the user something that is no warning.
 
-    It goes into the log of a program that logs at INFO, and else to stderr,
-    unless the program has set another level for this package.
+    It goes into the log of a program that logs at INFO, and else to stderr.
     """
     line = f"keras-conflux: {text}"
     if _log.isEnabledFor(logging.INFO) and _log.hasHandlers():

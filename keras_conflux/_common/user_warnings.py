@@ -21,11 +21,7 @@ _registry: dict[Any, Any] = {}
 
 
 def warn(message: str, operation: tf.Operation | None = None) -> None:
-    """Warns with the innermost line that is not of a library's making.
-
-    Python shows it once for each line. It is about an operation, if that was
-    traced before this call.
-    """
+    """Warns, once for each line, with the user's own innermost line."""
     file, line = users_line(operation)
     warnings.warn_explicit(
         message, ConfluxWarning, file, line, registry=_registry

@@ -74,11 +74,10 @@ def _work(inbox: _Inbox) -> None:
 
 
 class DaemonCall:
-    """Calls a function in another thread.
+    """Calls a function in another thread, with this one's context variables.
 
     So an interrupt is heard while the call is waited for, and one that hangs
-    does not keep Python from ending. The function has the context variables of
-    this thread.
+    does not keep Python from ending.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:

@@ -24,11 +24,10 @@ cost more (docs/log.md)."""
 def plan(
     tensors: Sequence[tf.Tensor], bucket_bytes: int = BUCKET_BYTES
 ) -> list[list[int]]:
-    """Groups tensors by dtype into buckets of about `bucket_bytes`.
+    """Groups tensors by dtype into buckets; returns the tensors' positions.
 
     Gradients become known from the last layer to the first, so the last tensors
-    go into the first bucket. A tensor of unknown size counts as empty. Returns
-    the positions of each bucket's tensors.
+    go into the first bucket. A tensor of unknown size counts as empty.
     """
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
@@ -70,8 +69,8 @@ def map_buckets(
 ) -> list[tf.Tensor]:
     """Applies an elementwise `function` to dense tensors, bucket by bucket.
 
-    Where they are `in_order`, each bucket waits for the one before: it takes
-    along an element of that one's result. There are few then.
+    Where they are `in_order`, an element of each bucket's result travels with
+    the next one. There are few then.
     """
     if in_order:
         total = sum(map(_bytes, tensors))

@@ -217,10 +217,9 @@ class Communicator:
         rank: Callable[[], Any],
         in_xla: bool = False,
     ) -> tf.Tensor:
-        """Returns the replica's part of the sum of every replica's tensor.
+        """Returns the replica's part of the sum of tensors of one axis.
 
-        The tensor has one axis, which the number of replicas divides. The sums
-        have the dtype.
+        The number of replicas divides it. The sums have the dtype.
         """
         if in_xla and self.size > 1 and self._in_xla.moves_parts:
             channel = self._next_channel(index)
@@ -284,10 +283,9 @@ class Communicator:
     def assert_same_call(
         self, index: int, signature: Any, check: Callable[[Any, Any, int], None]
     ) -> None:
-        """Compares the next collective of this replica with replica 0's.
+        """Has `check` compare the next collective with replica 0's.
 
-        Replica 0 is traced first. `check` gets its signature, this one and the
-        index, and raises if they differ.
+        That one is traced first.
         """
         trace = self._present_trace()
         position = trace.compared[index]
@@ -344,11 +342,7 @@ class Communicator:
 
     @contextlib.contextmanager
     def exclusive(self, program: Any, name: str) -> Iterator[None]:
-        """Keeps programs with collectives from running at the same time.
-
-        Two of them would meet each other's collectives. It raises an error if
-        the program that runs waits for this one.
-        """
+        """Keeps programs with collectives apart, or raises if they wait."""
         if not self._lock.acquire(blocking=False):
             running = self._running
             if tensorflow_tracing.in_python_op_of(running):

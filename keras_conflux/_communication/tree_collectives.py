@@ -63,8 +63,7 @@ class ReplicaCollectives:
     ) -> Tree:
         """Returns the reduction of the replicas' trees, equal on all.
 
-        For `MEAN`, a weight says how much this replica counts. With 0, nothing
-        of its tree counts, NaN included.
+        For `MEAN`, a replica may have a weight. With 0, its NaN does not count.
         """
         op = find_op(op)
         verb = f"allreduce({op.name!r})"
@@ -383,9 +382,8 @@ class ReplicaCollectives:
     ) -> None:
         """Compares sizes that are known only when the step runs.
 
-        Tensors of different sizes would leave the collective waiting. The
-        sizes themselves are always of one shape, so they are compared first;
-        all replicas see the same outcome and raise together.
+        Tensors of different sizes would leave the collective waiting. The sizes
+        are always of one shape, and all replicas raise together.
         """
         unknown = [
             leaf

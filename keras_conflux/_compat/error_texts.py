@@ -88,8 +88,7 @@ def replica_of(error: tf.errors.OpError) -> int:
 def is_untraceable_by_shapes(error: Exception) -> bool:
     """Whether Keras cannot build a model from shapes alone.
 
-    It says so, or it asks for a value that a metric has set in a branch: where
-    nothing is written, such a value is known in the branch only.
+    It says so, or asks for a value that a metric has set in a branch.
     """
     texts = "automatically build the model", "is out of scope and cannot be"
     return any(text in str(error) for text in texts)

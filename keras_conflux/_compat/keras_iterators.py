@@ -104,9 +104,8 @@ def _taken(array: Any, rows: tf.Tensor) -> Any:
 def next_of(iterator: Any) -> Any:
     """Returns the next element, as `next` would.
 
-    The end of a `tf.data.Dataset` is an error to TensorFlow, and on GPUs
-    operations of other threads may get it, too: see the notes. Here TensorFlow
-    tells the end by an empty optional.
+    On GPUs, operations of other threads may get TensorFlow's error for the end
+    of data (see the notes). So an empty optional tells it.
     """
     if not isinstance(iterator, tf.data.Iterator):
         return next(iterator)

@@ -120,10 +120,9 @@ def _without_what_steps_tell(
 ) -> Iterator[None]:
     """Leaves parts to the first step that may not be built from the data.
 
-    A step of the user's own may give metrics and losses something else than
-    the data, and by its shape Keras chooses the meaning of "accuracy". It may
-    build layers, as `compute_loss` may, and an optimizer refuses variables that
-    are made after it was built.
+    A step of the user's own may give metrics and losses something else than the
+    data, and may build layers. An optimizer refuses variables that are made
+    after it was built.
     """
     from_data = at_once or not (has_own_step(model) or runs_eagerly(model))
     names = ("optimizer",) if from_data else _COMPILED

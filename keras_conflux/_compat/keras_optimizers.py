@@ -46,8 +46,7 @@ value. In TensorFlow that is the variable itself, and so the new value.
 def updates_with_tensors(optimizer: Any, learning_rate: Any) -> bool:
     """Whether an optimizer can be given tensors in place of variables.
 
-    It does the same for each variable of a shape then, unless its learning rate
-    or another setting is a variable that it updates.
+    Its learning rate and settings must not be variables that it updates.
     """
     settings = vars(optimizer)
     updated = set(map(id, optimizer._trainable_variables))

@@ -32,9 +32,7 @@ def _code_of_filter() -> types.CodeType:
 def patch(point: ListedName, replacement: Callable[..., Any]) -> None:
     """Puts `replacement(original, *args, **kwargs)` in place of a method.
 
-    Or of a property, whose original is then the function that reads it. The
-    replacement decides whether it has something to do, and calls the original
-    if not.
+    The original of a property is the function that reads it.
     """
     owner = point.owner
     found = getattr(owner, point.attribute)

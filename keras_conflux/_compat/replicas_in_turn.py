@@ -204,11 +204,7 @@ class SharedTrace:
         self._captures = self._concrete.captured_inputs
 
     def serves_others(self) -> bool:
-        """Whether other replicas would have traced the same.
-
-        A function that it calls may have been traced before, for another
-        program of the same replica.
-        """
+        """Whether other replicas would have traced the same."""
         graph = self._concrete.graph
         return (
             all(map(_is_known_elsewhere, self._captures))

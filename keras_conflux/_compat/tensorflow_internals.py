@@ -64,8 +64,7 @@ def keep_identity(old: tf.Variable, new: tf.Variable) -> None:
 def take_value(variable: tf.Variable, why: str) -> None:
     """Leaves a variable without a value, until it is assigned one.
 
-    Its value until now is never freed. An error gives the reason when it is
-    read.
+    The former one is never freed. An error gives the reason when it is read.
     """
     made: Any = variable
     old = made.handle
@@ -110,8 +109,7 @@ _own_variables: Any = weakref.WeakValueDictionary()
 def own_variable(device: str, value: Any = 0) -> tf.Variable:
     """Returns a new variable of the package's own, such as a counter.
 
-    Each replica has its own, and its steps write them. Whoever lists the
-    variables that a user's step writes leaves them out.
+    It is none of those that a user's step writes.
     """
     with tf.device(device):
         # Not `tf.Variable`, of which an open strategy would make copies.
@@ -133,11 +131,7 @@ def is_own_variable(handle: Any) -> bool:
 
 
 def copy_that_is_read(variable: Any) -> tf.Variable:
-    """Returns the copy of a variable that is read here, or the variable itself.
-
-    In a replica it is the replica's, elsewhere the current device's, or the
-    first.
-    """
+    """Returns the replica's, the current device's or the first copy."""
     if not isinstance(variable, tf.distribute.DistributedValues):
         return variable
     found: Any = variable

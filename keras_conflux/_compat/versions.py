@@ -33,10 +33,9 @@ def assert_installed() -> None:
 
 
 def assert_supported(names: Iterable[ListedName]) -> None:
-    """Compares the insides of Keras and TensorFlow with the expected ones.
+    """Raises if the insides of Keras and TensorFlow are not as expected.
 
-    An `ImportError` says all that is missing or has changed. A version beyond
-    those that are tested is warned about once.
+    A version beyond those that are tested is warned about once.
     """
     from keras_conflux._common.user_warnings import warn
 

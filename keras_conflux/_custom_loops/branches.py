@@ -1,10 +1,9 @@
 """Refuses collectives that some replicas reach and others may not.
 
-A branch or a loop may hold a collective if its condition is provably equal on
-all replicas: it is computed from constants, from arguments that all devices are
-given alike, from the results of collectives, and from variables of integers
-whose copies are equal, such as counters of steps. Nothing else is proved here.
-A weight may have come apart where a replica has updated its own copy.
+A branch or a loop may hold a collective if its condition is provably equal:
+computed from constants, equal arguments, results of collectives, and variables
+of integers whose copies are equal. A weight may have come apart where a replica
+has updated its own copy.
 """
 
 from collections.abc import Sequence

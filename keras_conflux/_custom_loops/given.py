@@ -139,8 +139,8 @@ class Given:
 def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
     """Warns of arrays that go to all replicas as they are, and look like rows.
 
-    Where an argument is split, these are arrays with as many rows as its parts
-    have together. Where none is, they are all arrays. Tells if it has warned.
+    Beside a split argument they have as many rows as it. Tells if it has
+    warned.
     """
     leaves = trees.flatten(arguments)
     split = [leaf for leaf in leaves if isinstance(leaf, Replicas)]

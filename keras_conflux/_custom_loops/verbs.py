@@ -172,10 +172,7 @@ def _keep_of_first(tree: Tree) -> Tree:
 
 
 def _is_of_samples(leaf: tf.Tensor, axis: int) -> bool:
-    """Whether a leaf has as many entries as samples, or a multiple of them.
-
-    All replicas have as many where all have some, as in XLA programs.
-    """
+    """Whether a leaf has as many entries as samples, or a multiple."""
     step = steps.current_fit_step()
     if step is None or not leaf.shape.rank:
         return False

@@ -268,8 +268,7 @@ def _make_logical_cpus(count: int) -> None:
 def _make_threads_for(count: int) -> None:
     """Gives TensorFlow more threads than replicas can keep waiting.
 
-    A `tf.py_function` holds a thread. If each replica runs one, there must be
-    another for the ops that these call.
+    Each may hold one in a `tf.py_function`, whose ops need another.
     """
     chosen = tf.config.threading.get_inter_op_parallelism_threads()
     if chosen == 0 and (os.cpu_count() or 1) <= count:

@@ -92,8 +92,7 @@ def _in_first_process(
 class FirstProcessLeads(keras.callbacks.Callback):
     """Gives all processes the first epoch and the weights of the first one.
 
-    Callbacks restore a model when training begins, each process for itself,
-    from files that the first one has written. The others may not see these.
+    Callbacks restore a model from files that others may not see.
     """
 
     def __init__(self, model: keras.Model, callbacks: list[Any]) -> None:

@@ -65,10 +65,7 @@ def build_loss_scale_optimizer(
 
 
 def handle(original: Callable, variable: Any) -> Any:
-    """Returns the handle by which a gradient tape knows a variable.
-
-    TensorFlow has none in a scope, though a tape watches the copy it reads.
-    """
+    """Returns the handle, also in a scope, by which a tape knows a variable."""
     value = keras_variables.backing(variable)
     in_scope = is_replicated(value) and tf.distribute.in_cross_replica_context()
     if in_scope or state.is_in_parts(value):  # of which a step reads the part

@@ -19,8 +19,7 @@ def refusal(
 ) -> str | None:
     """Returns why options of `replicate` are refused, `None` if they work.
 
-    A step may be refused as well, once it is traced. The owners are the layers
-    and optimizers of a model that is to have them.
+    The owners are the layers and optimizers of a model that is to have them.
     """
     found = None
     if shard is not None:
@@ -68,11 +67,7 @@ def _refusal_of_turns(
 
 
 def refusal_of_states(layers: Sequence[Any], received: str) -> str | None:
-    """Returns why layers cannot run on parts of a batch, `None` if they can.
-
-    One may go on, in each batch, where the last one ended. `received` is the
-    option that would divide its batches.
-    """
+    """Returns why layers with states of rows refuse what was received."""
     for layer in layers:
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             return (

@@ -1,12 +1,9 @@
 """Whether all replicas have traced the same program, and the first difference.
 
-A replica's trace is listed as lines, one per operation: its type, its
-attributes, the constants that it takes, and the sources of its other inputs.
-Lines leave out all that may differ between replicas that run one program:
-names, devices, shapes, the seeds that TensorFlow draws, and values computed
-from a replica's rank inside of `of_rank`. Nor does their order count. Of a
-program that asks for its rank elsewhere, as by `replica()`, collectives alone
-are compared.
+A trace is listed as lines, one per operation, without what may differ between
+replicas: names, devices, shapes, TensorFlow's seeds, values computed from a
+rank inside of `of_rank`, and the order. Of a program that asks for its rank
+elsewhere, as by `replica()`, collectives alone are compared.
 """
 
 import collections
@@ -172,8 +169,8 @@ def _sorted(lines: list[_Line]) -> list[str]:
 def _by_the_program(lines: list[_Line]) -> list[_Line]:
     """Returns the lines that a program has made by itself.
 
-    Where a replica begins to draw, for example, is this package's to compute,
-    and it may know it while one replica is traced and not for another one.
+    This package may know something, as where draws begin, for one replica
+    alone.
     """
     return [line for line in lines if not is_of_package(line.operation)]
 
@@ -315,8 +312,7 @@ def _attributes_of(node: Any) -> str:
 def _variables_in(graph: Any) -> dict[int, str]:
     """Returns, by ids of placeholders, the variables and tables behind them.
 
-    Variables are numbered in the order of their captures, so that they may have
-    other names in other processes.
+    Numbers stand for variables, which may have other names elsewhere.
     """
     numbers: dict[int, int] = {}
     found = {}

@@ -1,10 +1,8 @@
 """Values of variables that are lost when XLA's programs get no memory.
 
 TensorFlow gives a program the memory of the variables that it writes. If there
-is none for the program's other needs, that memory is freed, and the variables
-still point to it. To read them gives anything, and to write or delete them ends
-the process. So they get new handles, which have no value, and the old ones are
-kept for ever.
+is none for its other needs, that memory is freed, and the variables still point
+to it. So they get new handles without a value. The old ones are kept for ever.
 """
 
 from typing import Any
@@ -47,8 +45,7 @@ def are_missing(error: BaseException) -> bool:
 def _written(program: Any) -> list[tf.Variable]:
     """Returns the variables that a program writes, each copy for itself.
 
-    A graph lists those that were read while it was traced, which are one
-    replica's where replicas share a trace.
+    A graph lists those of one replica where replicas share a trace.
     """
     handles: dict[int, Any] = {}
     listed: list[Any] = []

@@ -32,8 +32,7 @@ from keras_conflux._replication.strategy import options_of
 def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
     """Gives a model or optimizer its copies, in place, with all state kept.
 
-    The strategy is by default the one that replicates it already, else the
-    current one.
+    Without a strategy, the present one counts, else the current one.
     """
     owners = list(state.stateful_objects(target))
     present = _present_strategy(target, owners)
@@ -183,10 +182,7 @@ def _promote_all(
     owners: Sequence[Any],
     strategy: ReplicatedStrategy,
 ) -> None:
-    """Gives each variable one copy per device, or one part.
-
-    One after another, so that no more than the largest is there twice.
-    """
+    """Gives variables copies, or parts, one after another for memory."""
     parts.cut(owners, strategy)
     if not waiting:
         return
@@ -249,8 +245,7 @@ def take_seed(
 ) -> bool:
     """Takes the seed from where it is, if it was ever on these devices.
 
-    If not, it is on one device afterwards, as any variable that is to be
-    replicated, and the result is `False`.
+    If not, it is on one device afterwards, and the result is `False`.
     """
     present = state.replicated_by([seeds.state])
     if present is strategy:
@@ -268,8 +263,7 @@ def take_seed(
 def give_back_seed() -> None:
     """Gives the seed back to a running model that is not replicated.
 
-    Nothing else would: the loop of Keras goes on with its trace. A
-    model that is replicated takes the seed at each execution.
+    Keras' loop goes on with its trace, and would not take it.
     """
     models = running.plain_models()
     if not models:

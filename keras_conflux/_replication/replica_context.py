@@ -31,10 +31,9 @@ _on_whole_batch: contextvars.ContextVar[Any] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def on_whole_batch(strategy: Any) -> Iterator[None]:
-    """Runs a step once in this thread, on the whole batch.
+    """Runs a step once in this thread, on the whole batch, as on one device.
 
-    `run_eagerly=True` does that, outside of all strategies: the step runs as on
-    one device. It reads the first copy of a variable, and writes all.
+    It reads the first copy of a variable, and writes all.
     """
     token = _on_whole_batch.set(strategy)
     try:
@@ -67,8 +66,7 @@ def outside_of_strategies(function: Callable[[], Any]) -> Any:
 def replica_rank() -> Any:
     """Returns the position of the running replica among all processes'.
 
-    A trace that asks for it serves this replica alone. For a turn of a replica,
-    it is the position among all turns, a tensor.
+    A trace that asks for it serves this replica, or turn, alone.
     """
     return _channel().rank_as_constant(replica_index())
 

@@ -46,10 +46,7 @@ def assert_not_held(owners: Iterable[Any], change: str) -> None:
 
 
 def assert_not_read(variables: Iterable[Any], change: str) -> None:
-    """Raises if a running model that is not replicated reads some variables.
-
-    Keras' loop would go on with the values that it began with.
-    """
+    """Raises if a running model that is not replicated reads variables."""
     plain = [each for each in list(_calls) if _is_plain(each[0])]
     if not plain:
         return

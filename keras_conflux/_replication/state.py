@@ -232,9 +232,8 @@ def add_up_accumulated(
 ) -> None:
     """Moves all accumulated gradients to the first replica of all processes.
 
-    The sum stays the same, and the first process saves all of it. Or the first
-    replica of each process gets it, which can go on with it alone. All
-    processes call this.
+    The sum stays the same. Or each process' first replica gets it, to go on
+    alone. All processes call this.
     """
     if process_count() == 1:
         return

@@ -24,8 +24,7 @@ P = TypeVar("P", bound="Part")
 class Turns(Protocol):
     """The turns in which a replica runs its part of a batch.
 
-    It serves the trace of one turn as a communicator serves a replica, and
-    turns count as replicas.
+    It serves the trace of one as a communicator serves a replica.
     """
 
     rank: Any
@@ -145,11 +144,7 @@ class Step:
     def warn_once(
         self, key: str, message: str, operation: tf.Operation | None = None
     ) -> None:
-        """Warns of a difference between several replicas and one device.
-
-        It warns once of each `key`, on any replica. The operation is its
-        subject, if it was traced before this call.
-        """
+        """Warns, once of each `key`, of a difference to one device."""
         if key not in self.warned and (self.turns or not _is_alone()):
             self.warned.add(key)
             warn(f"{self.name}: {message}", operation)

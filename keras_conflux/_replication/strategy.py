@@ -190,8 +190,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
 def _of_first_replica(tree: Any) -> Any:
     """Returns the values of the first replica of all.
 
-    In a step of `fit` all replicas give the same, and so they do where an
-    optimizer writes its counter: nothing is exchanged.
+    In a step of `fit`, or of an optimizer, all replicas have the same.
     """
     step = steps.current()
     if step is not None and (

@@ -55,11 +55,7 @@ class StepWatchdog:
             )
 
     def call(self, program: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns the result of the program, or raises its error.
-
-        Or one that says that it has not ended in time, that another process has
-        failed meanwhile, or that the user has interrupted it twice.
-        """
+        """Returns a program's result, unless it is late or interrupted."""
         seconds = self._steps * step_timeout()
         # Read only where a call has failed: reading takes half a millisecond.
         before, self._before = self._before or self.counts(), None

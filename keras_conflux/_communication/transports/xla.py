@@ -88,11 +88,7 @@ class XlaNccl:
         call: int,
         after: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Returns the joined parts of all replicas.
-
-        An entry of each tensor of `after` travels along, as XLA removes other
-        dependencies before it orders.
-        """
+        """Joins parts. An entry of each `after` travels along."""
         self._say_devices()
         return tensorflow_xla.all_gather(
             parts, self._size, _GATHERS + call, after

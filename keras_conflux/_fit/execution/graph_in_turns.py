@@ -199,10 +199,7 @@ class _Plan:
         return sorted(found, key=self._positions.__getitem__)
 
     def _share_loops(self) -> None:
-        """Moves cuts to the last loops that may compute their inputs.
-
-        So no forward pass is run just for the sums of a metric.
-        """
+        """Moves cuts, as for a metric, to the last possible loops."""
         latest = self._latest_phases()
         self._earliest = {cut: latest[cut] for cut in self._cuts}
 
@@ -421,10 +418,7 @@ class _Accumulator:
         return tf.float32 if is_rounded else given
 
     def begin(self, first: tf.Tensor | None) -> tf.Tensor:
-        """Returns the value before the first turn.
-
-        If the graph does not know the shape, it is that of `first`.
-        """
+        """Returns the first value, of the shape of `first` if unknown."""
         dtype = self.kept_dtype
         if dtype == tf.string:
             neutral: Any = tf.constant("")

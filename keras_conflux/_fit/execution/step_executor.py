@@ -231,10 +231,7 @@ class StepExecutor:
         return result
 
     def _is_worth_compiling(self, shape: Any) -> bool:
-        """Whether to compile for a shape: the last batch's may come rarely.
-
-        Another than the first is compiled after a fixed number of steps.
-        """
+        """Whether to compile: at once the first shape, others later."""
         first, self._is_first = self._is_first, False
         if not self._may_compile or (first and not _is_built(self._model)):
             return False

@@ -48,10 +48,7 @@ def _reads_what_was(name: str) -> StrategyError:
 
 
 class TracedProgram:
-    """Traces a program in the thread of the caller, as on one device.
-
-    It runs when its collectives may.
-    """
+    """Traces a program in the caller's thread. It runs when it may."""
 
     def __init__(
         self,

@@ -1,9 +1,7 @@
 """A step as one XLA program per replica, which runs many steps per execution.
 
-The whole step is inside, the reduction of the gradients included. Between two
-executions the devices wait for the host, for some ten milliseconds with
-hundreds of variables (docs/performance.md). So an execution gets the batches of
-many steps, and a loop of the program walks them.
+Between two executions the devices wait for the host, for some ten milliseconds
+(docs/performance.md). So a loop of the program walks over many batches.
 """
 
 import contextlib

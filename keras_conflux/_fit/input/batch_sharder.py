@@ -58,7 +58,7 @@ class BatchSharder:
         """Returns a number that is equal for equal batches; 0 in one process.
 
         It is of a sample of their bytes: reading each would take as long as a
-        step. Differently shuffled data differ in most of their entries.
+        step.
         """
         if process_count() == 1:
             return 0

@@ -69,9 +69,8 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class StackedBatch(Batch):
-    """Batches of one shape that divide evenly.
+    """Batches of one shape that divide evenly, in leaves of one more axis.
 
-    Each replica's leaves are of shape `(count, shard of a batch, ...)`;
     `sizes` and `specs` describe one batch.
     """
 

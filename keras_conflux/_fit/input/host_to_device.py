@@ -26,11 +26,7 @@ traced for each number."""
 
 
 def power_of_two(maximum: int) -> int:
-    """Returns the largest power of two up to `maximum`, at least 1.
-
-    A graph is traced for each number of batches that are stacked, so these
-    numbers take few values.
-    """
+    """Returns the largest power of two up to `maximum`, at least 1."""
     return 1 << max(0, maximum.bit_length() - 1)
 
 
@@ -73,10 +69,9 @@ def move_stacked(
 
 
 def concatenated(*tensors: tf.Tensor) -> tf.Tensor:
-    """Concatenates along the first axis.
+    """Concatenates along the first axis, bytes eight at a time.
 
-    TensorFlow copies element by element on GPUs, so bytes are copied eight at
-    a time.
+    TensorFlow copies element by element on GPUs.
     """
     dtype, shape = tensors[0].dtype, tensors[0].shape[1:]
     size = shape.num_elements() or 1
@@ -123,8 +118,7 @@ def _graph_on(
 ) -> Callable:
     """Returns a function of tensors on a device, as a graph.
 
-    Outside of graphs, TensorFlow could take an input, such as an axis or a
-    position, from an operation that another thread runs on the same GPU
+    Outside of graphs, TensorFlow could mix up inputs of two threads on one GPU
     (docs/notes/tensorflow-eager.md).
     """
 

@@ -98,11 +98,7 @@ class _RunningEpoch:
     """Whether all of its batches have been drawn."""
 
     def start_drawing(self, draw: Callable[[], _Drawn]) -> DaemonCall:
-        """Draws in another thread.
-
-        Training that ends early, by an error or an interrupt, does not wait
-        for a source of data that blocks.
-        """
+        """Draws in another thread, for which an early end need not wait."""
         self.drawing = DaemonCall(draw)
         return self.drawing
 
@@ -201,10 +197,9 @@ class StepGroups:
         return _RunningEpoch(observed.steps, observed.note_batch, left, maximum)
 
     def _next_execution(self, epoch: _RunningEpoch) -> _Drawn:
-        """Returns the global batches of the next execution when they are there.
+        """Returns the global batches of the next execution, or raises.
 
-        Where other processes still have data, there are some after the end of
-        this one's. Raises `EndOfData` if there are none.
+        Other processes may have data after the end of this one's.
         """
         with self._plan.measurements.waiting():
             if epoch.following is None:

@@ -1,9 +1,7 @@
 """Decides how many steps the next execution runs.
 
-Starting an execution costs a fixed few milliseconds, so long ones are more
-efficient. But its batches must be on the devices before the execution before
-it ends. This module estimates how many batches can arrive in time, and grows
-the executions accordingly.
+Starting one costs some milliseconds, so long ones are more efficient. But its
+batches must be on the devices before the execution before it ends.
 """
 
 import math
@@ -152,10 +150,7 @@ class StepsPerExecution:
             self._own_next = power_of_two(min(maximum, fitting))
 
     def note_move(self, batches: int, seconds: float) -> None:
-        """Records the duration of a move while an execution ran.
-
-        A move may wait for the step that runs, so the shortest one counts.
-        """
+        """Records a move, which may wait for the step: the shortest counts."""
         if batches:
             self._move_seconds = min(self._move_seconds, seconds / batches)
 
