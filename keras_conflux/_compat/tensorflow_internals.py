@@ -109,7 +109,7 @@ _own_variables: Any = weakref.WeakValueDictionary()
 def own_variable(device: str, value: Any = 0) -> tf.Variable:
     """Returns a new variable of the package's own, such as a counter.
 
-    It is none of those that a user's step writes.
+    Whoever lists what a user's step writes leaves it out.
     """
     with tf.device(device):
         # Not `tf.Variable`, of which an open strategy would make copies.

@@ -133,7 +133,7 @@ def sums_of_assigned() -> list[list[float]]:
 def compare_assigned(
     what: str, are_alike: bool, variables: Callable[[], list[Any]]
 ) -> None:
-    """Raises if sums of what was assigned are not alike in variables."""
+    """Raises if variables differ where the sums are not alike."""
     if are_alike:
         replicated_extended.note_compared()
         return

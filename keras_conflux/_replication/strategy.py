@@ -326,7 +326,7 @@ def distribution_strategy() -> ReplicatedStrategy | None:
 
 
 def current_strategy() -> ReplicatedStrategy:
-    """Returns the open scope's strategy, else Keras', else that of all."""
+    """Returns the strategy of the open scope, of Keras or of all devices."""
     active = tf.distribute.get_strategy()
     if isinstance(active, ReplicatedStrategy):
         return active

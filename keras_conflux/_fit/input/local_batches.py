@@ -203,13 +203,11 @@ def _description(batch: Batch | StackedBatch) -> str:
 
 
 def _of_leaf(leaf: Any) -> str:
-    if leaf is None:
-        return "None"
-    if not leaf.shape.rank:
+    if leaf is not None and not leaf.shape.rank:
         return f"{leaf.dtype.name} {tf.get_static_value(leaf)}"
-    kind = "" if isinstance(leaf, tf.Tensor) else f"{type(leaf).__name__} "
-    sizes = ", ".join("?" if n is None else str(n) for n in leaf.shape[1:])
-    return f"{kind}{leaf.dtype.name} rows of ({sizes})"
+    return _described(
+        leaf if leaf is None else _in_words(specs.spec_of_any(leaf))
+    )
 
 
 def listed(told: list[Any]) -> str:
