@@ -30,12 +30,12 @@ from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import use_plan
 from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._replication import combinations
+from keras_conflux._replication import common_state
 from keras_conflux._replication import model_options
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication import traced_functions
-from keras_conflux._replication.common_state import CommonState
 from keras_conflux._replication.common_state import agree_on_assigned
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.running import running
@@ -117,33 +117,31 @@ def _run_on_replicas(
     added = calls.log_sources_in_words(callbacks) if fits else ""
     what = f"{call.name}{added} of {model.name}"
     with errors_reported_to_all(what), running(model, call.name):
-        common = None
         begin = f"the begin of {what}"
-        if strategy.communicator.spans_processes:
-            eager = keras_models.runs_eagerly(model)
-            common = CommonState(model, has_other_variables=eager)
-            if fits:
-                common.agree_on_settings(begin)
-            else:
-                agree_on_assigned(begin, lambda: model.weights)
+        spans_processes = strategy.communicator.spans_processes
+        fits_with_others = fits and spans_processes
+        if fits_with_others:
+            common_state.agree_on_settings(model, begin)
+        elif spans_processes:
+            agree_on_assigned(begin, lambda: model.weights)
         if call.name == "predict":
             plan = ExecutionPlan.of(model, strategy)
         else:
             plan = ExecutionPlan.of_fit(model, strategy, callbacks)
-        if common is not None:
-            if fits:
-                synchronization.synchronize(model)
-                replicated_extended.note_compared()
-            first_process.show_and_write_there(call, leads=fits)
-        if common is not None and fits:
-            at_end = functools.partial(
-                common.agree, f"the end of an epoch, {what}"
-            )
+        agree = functools.partial(
+            common_state.agree_on_state, model, has_variables=not plan.eager
+        )
+        if fits_with_others:
+            synchronization.synchronize(model)
+            replicated_extended.note_compared()
+            at_end = functools.partial(agree, f"the end of an epoch, {what}")
             plan = dataclasses.replace(plan, at_epoch_end=at_end)
+        if spans_processes:
+            first_process.show_and_write_there(call, leads=fits)
         with use_plan(plan):
             result = call.run()
-        if common is not None and fits:
-            common.agree(f"the end of {what}")
+        if fits_with_others:
+            agree(f"the end of {what}")
         else:
             assert_same_place(f"the end of {what}")
     return plan, result

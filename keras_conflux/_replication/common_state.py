@@ -47,65 +47,57 @@ def compare_too(
     _compared_too.setdefault(model, {})[step] = variables
 
 
-class CommonState:
-    """The variables and settings of a model that all processes hold alike.
+def agree_on_settings(model: keras.Model, what: str) -> None:
+    """Compares settings, but learning rates, which are sent to all.
 
-    Each method raises an error in all processes if something differs, which it
-    names. Where processes compute variables of their own until the end,
-    settings alone are compared.
+    An error that all processes raise names the one that differs.
     """
+    owners = list(state.stateful_objects(model))
+    _agree(what, _settings(model, owners, with_rates=False), [])
 
-    def __init__(
-        self, model: keras.Model, has_other_variables: bool = False
-    ) -> None:
-        self._model = model
-        self._has_variables = not has_other_variables
 
-    @functools.cached_property
-    def _owners(self) -> list[Any]:
-        return list(state.stateful_objects(self._model))
+def agree_on_state(
+    model: keras.Model, what: str, has_variables: bool = True
+) -> None:
+    """Compares settings and, unless each process computes its own, variables.
 
-    def agree_on_settings(self, what: str) -> None:
-        """Compares settings, but learning rates, which are sent to all."""
-        self._compare(what, [], with_rates=False)
+    See `agree_on_settings`.
+    """
+    owners = list(state.stateful_objects(model))
+    found: list[Any] = []
+    if has_variables:
+        found = _mirrored(state.variables_of(model, owners)) + _others(model)
+    _agree(what, _settings(model, owners), _comparable(found))
 
-    def agree(self, what: str) -> None:
-        """Compares settings and variables."""
-        found: list[Any] = []
-        if self._has_variables:
-            found = _mirrored(state.variables_of(self._model, self._owners))
-            found += self._others()
-        self._compare(what, found)
 
-    def _compare(
-        self, what: str, variables: list[Any], with_rates: bool = True
-    ) -> None:
-        variables = _comparable(variables)
-        settings = self._read_settings(with_rates)
-        own = Comparable([settings, _sums(variables)])
-        told = gather_if_different(what, own)
-        if told is not None:
-            _refuse_settings(what, [each[0] for each in told])
-            _refuse_variables(what, variables, [each[1] for each in told])
+def _agree(what: str, settings: list[Any], variables: list[Any]) -> None:
+    own = Comparable([settings, _sums(variables)])
+    told = gather_if_different(what, own)
+    if told is not None:
+        _refuse_settings(what, [each[0] for each in told])
+        _refuse_variables(what, variables, [each[1] for each in told])
 
-    def _read_settings(self, with_rates: bool) -> list[Any]:
-        layers = keras_models.all_layers(self._model)
-        found: list[Any] = [
-            [f"`trainable` of {layer.name}", layer.trainable]
-            for layer in layers
-        ]
-        for owner in self._owners:
-            if isinstance(owner, keras.optimizers.Optimizer):
-                found += _settings_of(owner, with_rates)
-        return found
 
-    def _others(self) -> list[Any]:
-        """Returns the variables that steps read and do not write."""
-        by_step = _compared_too.get(self._model, {})
-        noted = [x for each in by_step.values() for x in each]
-        written = {id(variable) for variable, is_written in noted if is_written}
-        found = {id(variable): variable for variable, _ in noted}
-        return [found[key] for key in found if key not in written]
+def _settings(
+    model: keras.Model, owners: list[Any], with_rates: bool = True
+) -> list[Any]:
+    found: list[Any] = [
+        [f"`trainable` of {layer.name}", layer.trainable]
+        for layer in keras_models.all_layers(model)
+    ]
+    for owner in owners:
+        if isinstance(owner, keras.optimizers.Optimizer):
+            found += _settings_of(owner, with_rates)
+    return found
+
+
+def _others(model: keras.Model) -> list[Any]:
+    """Returns the variables that steps read and do not write."""
+    by_step = _compared_too.get(model, {})
+    noted = [x for each in by_step.values() for x in each]
+    written = {id(variable) for variable, is_written in noted if is_written}
+    found = {id(variable): variable for variable, _ in noted}
+    return [found[key] for key in found if key not in written]
 
 
 def agree_on_assigned(

@@ -114,7 +114,7 @@ def test_variables_are_compared_where_processes_assign_others(monkeypatch):
         common_state, "gather_if_different", gather_if_different
     )
     different = set()
-    common_state.CommonState(model).agree("an epoch")
+    common_state.agree_on_state(model, "an epoch")
     ((_, sums),) = compared
     assert len(sums) > 1
     replicated_extended.note_compared()
