@@ -431,10 +431,10 @@ def test_leaves_of_different_lengths_warn():
 
 
 class DrawsInFunction(layers.Layer):
-    """Draws in a function that reads where a replica's samples are."""
+    """Draws in a function of TensorFlow's."""
 
-    def build(self, shape):
-        seed = keras.random.SeedGenerator(3)
+    def __init__(self, seed=3):
+        super().__init__()
         self.noisy = tf.function(
             lambda x: x + keras.random.normal(tf.shape(x), seed=seed)
         )
@@ -444,14 +444,15 @@ class DrawsInFunction(layers.Layer):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(ON_GPU, reason="compiled, it reads no variable")
 def test_draws_in_functions():
-    """They are refused, and leave other models of the devices alone."""
-    kc.replicate(dense_with(DrawsInFunction)(), MANY).fit(X, Y, 14, verbose=0)
-    kc.replicate(dense_with()(), MANY, microbatches=2).fit(X, Y, 14, verbose=0)
-    model = kc.replicate(dense_with(DrawsInFunction)(), MANY, microbatches=2)
-    with pytest.raises(NotImplementedError, match="draws random numbers"):
-        model.fit(X, Y, 14, verbose=0)
+    """They are one device's, unless the state of a generator is written."""
+    wanted = trained(dense_with(DrawsInFunction))
+    found = trained(dense_with(DrawsInFunction), MANY, microbatches=2)
+    assert_same_outcome(wanted, found)
+    seed = keras.random.SeedGenerator(3)
+    build = dense_with(lambda: DrawsInFunction(seed))
+    with pytest.raises(NotImplementedError, match="one device writes once"):
+        trained(build, MANY, microbatches=2)
 
 
 @pytest.mark.parametrize(

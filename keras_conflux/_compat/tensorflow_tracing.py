@@ -65,14 +65,6 @@ def is_vectorized() -> bool:
     return bool(_VECTORIZED.search(tf.get_current_name_scope()))
 
 
-def in_function_of(graph: Any) -> bool:
-    """Whether a function that a graph calls is traced, not a branch."""
-    here: Any = tf.compat.v1.get_default_graph()
-    while here is not graph and isinstance(here, _BRANCH_OR_LOOP):
-        here = here.outer_graph
-    return here is not graph
-
-
 def in_compiled_function() -> bool:
     """Whether the current graph is in a function that XLA compiles."""
     graph = tf.compat.v1.get_default_graph()

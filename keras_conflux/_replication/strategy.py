@@ -12,7 +12,6 @@ from typing import NamedTuple
 from typing import Self
 from typing import TypeAlias
 
-import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.processes import initialize_from_environment
@@ -23,7 +22,6 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._compat import patching
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
 from keras_conflux._compat.tensorflow_internals import note_own_variable
-from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
@@ -91,8 +89,6 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         self._conflux_cross_device_ops = cross_device_ops
         self._conflux_communicator = Communicator(self._conflux_devices)
         self._conflux_scopes = _OpenScopes()
-        self.places_are_read = False
-        """Whether a function that a step calls has asked for `places`."""
         extended = ReplicatedExtended(
             self,
             self._conflux_devices,
@@ -153,14 +149,6 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
                 note_own_variable(copy)
                 copy.assign(self.communicator.rank(index))
         return found
-
-    @functools.cached_property
-    def places(self) -> list[tf.Variable]:
-        """Internal: where each replica's samples are in the global batch."""
-        local = [d if d.kind == "CPU" else "CPU:0" for d in self.devices]
-        with tf.init_scope():
-            zeros = np.zeros(3, "uint64")
-            return [own_variable(device, zeros) for device in local]
 
     @property
     def communicator(self) -> Communicator:

@@ -115,7 +115,6 @@ PLACES = {
     "drop": Patched.DROPOUT.path,
     "rows that are drawn": f"{NUMERICS}.drawn_rows:DrawnRows._begins",
     "use of rows": f"{NUMERICS}.draws:are_of_one_sample",
-    "place in a function": f"{NUMERICS}.drawn_rows:WrittenPlace.write",
     "turns of a loop": f"{NUMERICS}.inner_graphs:_Loop.note_turns",
     "seed": Patched.NEXT_SEED.path,
     "show loss": Patched.UNSCALE_LOSS.path,
@@ -250,7 +249,6 @@ TESTS = {
     "two views": _drawn("two views"),
     "several rows of each sample": _drawn("several rows of each sample"),
     "two rows or two batches": _drawn("two rows or two batches"),
-    "dropout in a function": _drawn("a function"),
     "draws in a loop over samples": (
         test_random_draws.test_replicas_draw_apart_what_is_not_known_to_be_of_one_device
     ),
@@ -794,11 +792,6 @@ FAULTS = [
         "twice as many rows as samples are always those of two batches",
         {"use of rows": lambda *_: False},
         ("several rows of each sample", "two rows or two batches"),
-    ),
-    Fault(
-        "no step says where its samples are",
-        {"place in a function": lambda *_: None},
-        ("dropout in a function",),
     ),
     Fault(
         "each loop is taken to go around equally often on all replicas",

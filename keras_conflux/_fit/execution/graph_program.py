@@ -9,7 +9,6 @@ import tensorflow as tf
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.input.device_batches import Batch
@@ -17,20 +16,10 @@ from keras_conflux._fit.input.device_batches import batch_fractions
 from keras_conflux._replication import sums
 from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Place
-from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
 class GraphProgram(StepPrograms):
     """Runs a step for one batch after another, of any sizes."""
-
-    def __init__(
-        self,
-        step: ReplicaStep,
-        strategy: ReplicatedStrategy,
-        turns: int,
-    ) -> None:
-        super().__init__(step, strategy, turns)
-        _ = strategy.places  # cannot be made while a function is traced
 
     def __call__(self, batches: Iterable[Batch]) -> Tree:
         """Runs a step per batch and returns the last one's result."""

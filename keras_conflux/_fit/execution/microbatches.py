@@ -28,7 +28,6 @@ from keras_conflux._replication import combinations
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step
@@ -163,7 +162,6 @@ class StepInTurns:
             tf.autograph.experimental.do_not_convert(turn)
         ).get_concrete_function(*signature)
         graph = traced.graph
-        self._refuse_written_places(graph)
         flat = tf.nest.flatten(signature, expand_composites=True)
         outputs = self._run(
             TracedTurn(
@@ -180,21 +178,6 @@ class StepInTurns:
         refused = combinations.refusal(shard, self._count)
         if refused:
             raise NotImplementedError(f"{self._name}: {refused}")
-
-    def _refuse_written_places(self, graph: Any) -> None:
-        """Raises if a function inside of a step asks where its samples are."""
-        strategy: Any = tf.distribute.get_strategy()
-        if not strategy.places_are_read:
-            return
-        place = strategy.places[replica_index()].handle
-        if any(outside is place for outside, _ in graph.captures):
-            raise NotImplementedError(
-                f"{self._name}: with `microbatches=` a replica runs a step in "
-                "turns, and a `tf.function` that the step calls draws random "
-                "numbers for its samples, which would be numbers for only one "
-                "turn. Draw outside of that function, or leave out "
-                "`microbatches`."
-            )
 
     def _run(
         self, traced: TracedTurn, arguments: Any, compiled: CompiledStep | None

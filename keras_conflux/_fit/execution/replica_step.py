@@ -115,8 +115,6 @@ class ReplicaStep:
         self._steps[replica_index()] = step
         with steps.entered(step):
             Draws.of(step).by_sample = self._drawn_by_sample
-            for each in self._exits(step):
-                each.begin()
             program = CommonProgram(shard)
             output = self._run(shard, step)
             program.close()

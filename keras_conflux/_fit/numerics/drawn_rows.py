@@ -26,11 +26,8 @@ from keras_conflux._fit.numerics.inner_graphs import Loops
 from keras_conflux._fit.numerics.random_operations import Sampler
 from keras_conflux._fit.numerics.random_operations import on_host
 from keras_conflux._graphs import bodies
-from keras_conflux._replication.replica_context import replica_index
-from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import current_strategy
 
 
 class OfConstant(NotDerivable):
@@ -150,50 +147,6 @@ class DrawnRows:
             return rows if isinstance(own, int) and own == 1 else rows // own
 
 
-class WrittenPlace(Part):
-    """The place of a replica's samples, also for functions of a step.
-
-    A `tf.function` that a step calls may be called by other steps later, so it
-    may not use tensors of one of them. It reads the place from a variable,
-    which steps write before.
-    """
-
-    def __init__(self, step: Step) -> None:
-        super().__init__(step)
-        self._is_written = False
-
-    def here(self) -> Place:
-        """Returns the place for the current graph, a step's or an inner one."""
-        step = self.step
-        if step.in_xla or not tensorflow_tracing.in_function_of(step.graph):
-            return step.place()
-        strategy = current_strategy()
-        strategy.places_are_read = True
-        self.write()
-        with on_host():
-            place = Place(*tf.unstack(strategy.places[replica_index()]))
-        for number in (place.own, place.before, place.total):
-            step.kinds.mark(number, COUNT)
-        return place
-
-    def write(self) -> None:
-        """Writes the place for functions that a step calls, if any reads it.
-
-        Turns, which have a place each, refuse functions that read it.
-        """
-        strategy = current_strategy()
-        if not strategy.places_are_read or self._is_written:
-            return
-        if self.step.in_xla or self.step.turns is not None:
-            return
-        self._is_written = True
-        with self.step.graph.as_default(), on_host():
-            place = self.step.place()
-            strategy.places[replica_index()].assign(
-                tf.stack([place.own, place.before, place.total])
-            )
-
-
 def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
@@ -265,6 +218,6 @@ def _placed(
         shape,
         sizes,
         lengths,
-        WrittenPlace.of(step).here(),
+        step.place(),
         is_multiple=counted.is_multiple,
     )

@@ -31,7 +31,6 @@ from keras_conflux._fit.numerics import drawn_rows
 from keras_conflux._fit.numerics import random_operations
 from keras_conflux._fit.numerics.drawn_rows import DrawnRows
 from keras_conflux._fit.numerics.drawn_rows import OfConstant
-from keras_conflux._fit.numerics.drawn_rows import WrittenPlace
 from keras_conflux._fit.numerics.drawn_rows import sizes_of
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
@@ -63,10 +62,6 @@ class Draws(Exit):
         numbers, in the order in which a step draws them."""
         self.count = 0
         self._joined: dict[int, tuple[tf.Tensor, Kind]] = {}
-
-    def begin(self) -> None:
-        """See `Exit`."""
-        WrittenPlace.of(self.step).write()
 
     def end(self, output: Tree) -> Tree:
         """Warns of numbers that replicas draw apart. See `Exit`."""

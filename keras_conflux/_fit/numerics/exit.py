@@ -81,9 +81,6 @@ class TraceFindings:
 class Exit(Part):
     """One of the ways out of the step of one replica."""
 
-    def begin(self) -> None:
-        """Prepares the step."""
-
     def end(self, output: Tree) -> Tree:
         """Makes values global that have left, once the step has been traced.
 
