@@ -1,7 +1,7 @@
 """Finds out whether gradients that a program defines mix samples.
 
-The function of a `tf.custom_gradient` is tried out on random derivatives, as
-operations are on random rows.
+The function of a `tf.custom_gradient` is traced once more, for derivatives of
+known kinds. Rules tell the kinds of its results, or a trial does.
 """
 
 from collections.abc import Collection
@@ -11,16 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import trial
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.kinds import EQUAL
-from keras_conflux._batch_analysis.kinds import OPAQUE
 from keras_conflux._batch_analysis.kinds import TOTAL
-from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import rows
+from keras_conflux._batch_analysis.trial import rows_by_trial
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import rewriting
 from keras_conflux._graphs import walks
@@ -88,7 +86,7 @@ class OwnGradients:
         return found
 
     def _may_mix(self, operation: tf.Operation) -> bool:
-        """Whether a gradient mixes samples, or cannot be tried out."""
+        """Whether a gradient mixes samples, or cannot be followed."""
         try:
             return self.mixes(operation, self._outputs.values())
         except NotDerivable:
@@ -108,32 +106,28 @@ class OwnGradients:
                 of a layer.
 
         Raises:
-            NotDerivable: If it cannot be tried out.
+            NotDerivable: If neither rules nor a trial tell.
         """
-        trials = _Trials(self._kinds, [*given])
+        gradient = _Kinds(self._kinds, [*given])
         tensors = [*operation.outputs, *operation.inputs]
-        known = {id(each): trials.kind(each) for each in tensors}
+        known = {id(each): gradient.kind(each) for each in tensors}
         graph: Any = tf.__internal__.FuncGraph(
             "gradient", capture_by_value=False
         )
         with graph.as_default():
             for each in tensors:
-                # What the whole batch shares is one device's, where a layer
-                # or a loss is computed once more.
-                is_derived = self._kinds.of(each).role is Role.DERIVED
-                if is_derived and each.shape.as_list().count(None) < 2:
-                    self._kinds.mark(graph.capture(each), known[id(each)])
+                self._kinds.mark(graph.capture(each), known[id(each)])
             upstream = [
-                trials.upstream(each, known[id(each)])
+                gradient.upstream(each, known[id(each)])
                 for each in operation.outputs
             ]
             found = rewriting.own_gradient(operation, upstream) or []
             is_mixed = any(
-                trials.is_mixed(slope, known[id(source)])
+                gradient.is_mixed(slope, known[id(source)])
                 for source, slope in zip(operation.inputs, found, strict=False)
                 if slope is not None and not slope.dtype.is_integer
             )
-        if is_mixed and trials.are_of_guesses:
+        if is_mixed and gradient.is_of_guesses:
             raise NotDerivable(operation.name)
         return is_mixed
 
@@ -172,18 +166,14 @@ def _note_arguments(
             kinds.mark(inside, kind)
 
 
-class _Trials:
-    """Runs a gradient on random derivatives.
-
-    Any rows may stand for the given tensors.
-    """
+class _Kinds:
+    """The kinds of what a gradient is given, and of the derivatives."""
 
     def __init__(self, kinds: KindInference, given: list[tf.Tensor]) -> None:
         self._kinds = kinds
         self._given = given
-        self.are_of_guesses = False
+        self.is_of_guesses = False
         """Whether rows may be something else, as what a turn of a loop has."""
-        self._are_known_to_rules = True
 
     def kind(self, tensor: tf.Tensor) -> Kind:
         """Returns ROWS or EQUAL, if a tensor is one of these.
@@ -205,9 +195,9 @@ class _Trials:
         if kind.role in (Role.OPAQUE, Role.DERIVED) and tensor.shape.rank:
             if tensor.graph is not self._kinds.graph:
                 self._given.append(tensor)
-                self.are_of_guesses = True
+                self.is_of_guesses = True
                 return rows(0)
-            found = trial.rows_by_trial(tensor, self._kinds, self._given)
+            found = rows_by_trial(tensor, self._kinds, self._given)
             if found is not None:
                 return found
         raise NotDerivable(tensor.name)
@@ -218,67 +208,24 @@ class _Trials:
         Raises:
             NotDerivable: If nobody knows which entries are of which sample.
         """
-        shape = output.shape.as_list()
-        if kind == EQUAL:
-            return tf.reduce_sum(self._drawn(output.dtype, [None, *shape]), 0)
-        shape[kind.axis] = None
-        if kind.entries is Entries.ONE and shape.count(None) == 1:
-            return self._drawn(output.dtype, shape, kind.axis)
         if not kind.regular:
             raise NotDerivable(output.name)
-        found = self._as_many_as(_moved(output, kind.axis, 0))
-        found = _moved(found, 0, kind.axis)
-        if kind.entries is Entries.ONE:  # marked, any rows would stand for it
-            self._are_known_to_rules = False
-        else:
-            self._kinds.mark(found, kind)
-        return found
-
-    def _as_many_as(self, output: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor shaped as rows of which each sample has some."""
-        factors = self._drawn(output.dtype, [None, 1])
-        of_each = tf.size(output) // tf.size(factors)
-        numbers = tf.cast(tf.range(of_each), tf.float32)
-        slopes = factors * tf.cast(tf.cos(numbers), output.dtype)
-        return tf.reshape(slopes, tf.shape(output))
-
-    def _drawn(
-        self, dtype: tf.DType, shape: list[int | None], axis: int = 0
-    ) -> tf.Tensor:
-        made = tf.compat.v1.placeholder(dtype, shape)
-        self._kinds.mark(made, rows(axis))
+        made = tf.compat.v1.placeholder(output.dtype, output.shape)
+        self._kinds.mark(made, TOTAL if kind == EQUAL else kind)
         return made
 
     def is_mixed(self, slope: tf.Tensor, kind: Kind) -> bool:
-        """Whether derivatives by tensors of a kind are mixed.
+        """Whether derivatives by a tensor of a kind are mixed.
 
         Raises:
-            NotDerivable: If they cannot be run, or if no rule finds what they
-                are: drawn samples may not come to where they are mixed.
+            NotDerivable: If neither rules nor a trial tell.
         """
-        known = self._are_known_to_rules
-        shown = self._kinds.of(slope) if known else OPAQUE
-        if kind == EQUAL:
-            if shown == TOTAL:
-                return False
-            count = tf.cast(tf.size(slope), slope.dtype)
-            weights = tf.reshape(tf.cos(tf.range(count)), tf.shape(slope))
-            total = tf.reduce_sum(slope * weights)
-            found = trial.statistic_by_trial(total, self._kinds, self._given)
-            if found == TOTAL and shown.role is Role.DERIVED:
-                raise NotDerivable(slope.name)
-            return found != TOTAL
-        if shown.role is Role.ROWS and shown.mixed:
-            return True
-        slope = _moved(slope, kind.axis, 0)
-        found = trial.rows_by_trial(slope, self._kinds, self._given, False)
+        shown = self._kinds.of(slope)
+        if kind == EQUAL and shown.role is not Role.OPAQUE:
+            return shown != TOTAL
+        if shown.role is Role.ROWS:
+            return shown.is_out_of_order or shown.axis != kind.axis
+        if kind == EQUAL or kind.axis != 0:
+            raise NotDerivable(slope.name)
+        found = rows_by_trial(slope, self._kinds, self._given, False)
         return found is None
-
-
-def _moved(tensor: tf.Tensor, source: int, target: int) -> tf.Tensor:
-    """Returns a tensor of which an axis has another place."""
-    if source == target:
-        return tensor
-    order = [axis for axis in range(tensor.shape.rank) if axis != source]
-    order.insert(target, source)
-    return tf.transpose(tensor, order)

@@ -56,7 +56,7 @@ def kind_by_trial(tensor: tf.Tensor, kinds: KindInference) -> Kind:
     kind = kinds.of(tensor)
     if kind.role is Role.OPAQUE and tensor.shape.rank == 0:
         with contextlib.suppress(NotDerivable):
-            kind = statistic_by_trial(tensor, kinds) or kind
+            kind = _statistic_by_trial(tensor, kinds) or kind
         if kind.role is not Role.OPAQUE:
             kinds.mark(tensor, kind)
     kinds.note_tried(tensor)
@@ -117,9 +117,7 @@ def rows_by_trial(
     return Kind(Role.ROWS, entries=entries or Entries.VARYING)
 
 
-def statistic_by_trial(
-    output: tf.Tensor, kinds: KindInference, given: Iterable[tf.Tensor] = ()
-) -> Kind | None:
+def _statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
     """Returns MEAN or TOTAL for a scalar that is found to be one, or `None`.
 
     Raises:
@@ -127,7 +125,7 @@ def statistic_by_trial(
     """
     for is_deep in (False, True):
         try:
-            program = TrialProgram(output, kinds, given, is_deep)
+            program = TrialProgram(output, kinds, is_deep=is_deep)
             results = _results(program)
         except NotDerivable:
             if is_deep:

@@ -62,7 +62,7 @@ class TrialProgram:
         self,
         output: tf.Tensor,
         kinds: KindInference,
-        given: Iterable[tf.Tensor],
+        given: Iterable[tf.Tensor] = (),
         is_deep: bool = True,
     ) -> None:
         self.name = output.name

@@ -462,7 +462,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_gradient_is_tried_out_wherever_it_is(place):
+def test_a_gradient_is_followed_wherever_it_is(place):
     def does_mix(function):
         return _does_gradient_mix(lambda x: PLACES[place](function, x))
 
@@ -520,11 +520,10 @@ def test_a_gradient_of_weights_that_is_a_sum_is_found(name):
 
 
 def test_what_may_mix_derivatives_of_weights_is_not_believed_to_be_a_sum():
-    with pytest.raises(NotDerivable):
-        _does_gradient_mix(
-            _with_gradient(lambda d, x: tf.clip_by_value(d, -200.0, 200.0)),
-            of_weights=True,
-        )
+    assert _does_gradient_mix(
+        _with_gradient(lambda d, x: tf.clip_by_value(d, -200.0, 200.0)),
+        of_weights=True,
+    )
 
 
 def _in_python(d, x):
@@ -532,7 +531,7 @@ def _in_python(d, x):
     return tf.ensure_shape(found, d.shape)
 
 
-def test_a_gradient_that_cannot_be_tried_out():
+def test_a_gradient_that_cannot_be_followed():
     with pytest.raises(NotDerivable):
         _does_gradient_mix(_with_gradient(_in_python))
 
@@ -546,14 +545,14 @@ class Slopes(keras.layers.Layer):
         return function(x)
 
 
-def test_a_layer_whose_gradient_cannot_be_tried_out_warns():
+def test_a_layer_whose_gradient_cannot_be_followed_warns():
     model = keras.Sequential(
         [keras.Input((8,)), keras.layers.Dense(8), Slopes(name="slopes")]
     )
     model.compile("sgd", "mse", jit_compile=False)
     kc.replicate(model, 2)
     x = np.ones((8, 8))
-    message = "the gradient that the layer 'slopes' .* cannot be tried out"
+    message = "the gradient that the layer 'slopes' .* cannot be followed"
     with pytest.warns(kc.ConfluxWarning, match=message) as caught:
         model.fit(x, x, verbose=0)
     (warning,) = [each for each in caught if "slopes" in str(each.message)]

@@ -106,7 +106,7 @@ class Layers(Part):
                 if self.own_gradients.mixes(operation, inputs):
                     _warn_of_gradient(layer, operation, self.step, _MIXES)
             except NotDerivable:
-                _warn_of_gradient(layer, operation, self.step, _IS_UNTRIED)
+                _warn_of_gradient(layer, operation, self.step, _IS_UNKNOWN)
 
     def place(self, layer: Any) -> int:
         """Returns the place of a layer that mixes among those that do.
@@ -244,11 +244,12 @@ _MIXES = (
     "and one device would mix the whole batch. Reduce the mixed values over "
     "all replicas with `keras_conflux.allreduce`."
 )
-_IS_UNTRIED = (
-    "cannot be tried out on drawn samples: it has Python code, or a value that "
-    "is no row of samples. If it mixes samples, a replica mixes only its own "
-    "part. Compute it with operations of TensorFlow from rows of samples, and "
-    "reduce mixed values over all replicas with `keras_conflux.allreduce`."
+_IS_UNKNOWN = (
+    "cannot be followed: it has Python code, an operation without a rule, or a "
+    "value that is no row of samples. If it mixes samples, a replica mixes "
+    "only its own part. Compute it with operations of TensorFlow from rows of "
+    "samples, and reduce mixed values over all replicas with "
+    "`keras_conflux.allreduce`."
 )
 
 
