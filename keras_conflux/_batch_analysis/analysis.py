@@ -1,8 +1,4 @@
-"""Tells the kind of each tensor of a replica's step, from its graph.
-
-The graph is read in the order in which it was traced, and only where somebody
-asks.
-"""
+"""Tells the kind of each tensor of a replica's step, from its graph."""
 
 import contextlib
 from collections.abc import Callable

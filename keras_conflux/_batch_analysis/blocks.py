@@ -1,9 +1,4 @@
-"""Tensors of rows that were joined of others, and the number of such rows.
-
-A shape such as `(2 * n, 4)` says only how many rows are drawn. They belong to
-two batches, one after the other, unless the program groups rows that follow
-each other, or combines them with several rows of each sample.
-"""
+"""Tensors of rows that were joined of others, and the number of such rows."""
 
 import functools
 import math

@@ -1,8 +1,4 @@
-"""The kinds of random numbers that TensorFlow draws.
-
-Numbers that each replica draws for itself count as drawn by one device. The
-seed of numbers without a state is equal on all replicas, or drawn itself.
-"""
+"""The kinds of random numbers that TensorFlow draws."""
 
 import tensorflow as tf
 

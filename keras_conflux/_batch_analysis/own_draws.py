@@ -1,9 +1,4 @@
-"""Finds numbers that each replica draws for itself and that samples share.
-
-TensorFlow's functions with a state draw other numbers on each replica. That is
-right for numbers of a sample's own. One device draws a number that all samples
-share once, as the share by which a batch is mixed.
-"""
+"""Finds numbers that each replica draws for itself and that samples share."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,4 @@
-"""Finds out whether gradients that a program defines mix samples.
-
-The function of a `tf.custom_gradient` is traced once more, for derivatives of
-known kinds. Rules tell the kinds of its results, or a trial does.
-"""
+"""Finds out whether gradients that a program defines mix samples."""
 
 from collections.abc import Collection
 from collections.abc import Iterable

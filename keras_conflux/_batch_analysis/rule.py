@@ -1,8 +1,4 @@
-"""Rules of kinds, and the default where no rule accepts the kinds.
-
-A rule names the kinds of inputs that it accepts, and is asked about no others.
-So operations without rules are DERIVED, or OPAQUE, by construction.
-"""
+"""Rules of kinds, and the default where no rule accepts the kinds."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,9 +1,4 @@
-"""The kinds of operations' outputs, by the kinds of their inputs.
-
-DERIVED is right for every operation without side effects: one device would have
-run the same operation on the values of the global batch. Rules say more, where
-a test has shown it by running the operation.
-"""
+"""The kinds of operations' outputs, by the kinds of their inputs."""
 
 import functools
 

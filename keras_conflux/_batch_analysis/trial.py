@@ -1,8 +1,4 @@
-"""Finds out by running it how a graph computes from samples.
-
-Operations are run on random rows, all at once and in two parts, whose results
-are joined, added or averaged to the result of all, or not.
-"""
+"""Finds out by running it how a graph computes from samples."""
 
 import contextlib
 import itertools

@@ -1,12 +1,7 @@
 """Makes replicas take the branches that one device would.
 
-A replica knows the condition of a `tf.cond` for its own samples only. Mostly
-this does not matter, as the results of a branch are read like the rest of the
-graph. Where a branch changes weights, replicas that choose different ones come
-apart. So where a branch writes something, its condition becomes the global
-batch's, while the branch is traced. Conditions of other branches do not change.
-A `tf.function` is traced for the place that calls it, so all who come there
-come into it.
+A replica knows the condition of a `tf.cond` for its own samples only. Where a
+branch writes something, its condition becomes the global batch's.
 """
 
 import contextlib

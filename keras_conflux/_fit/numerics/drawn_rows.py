@@ -1,10 +1,4 @@
-"""Finds a replica's rows among the rows that one device draws.
-
-There may be several rows for each sample. Where tensors of samples have been
-joined, as two views of a batch are, each of them is a block, which has its own
-rows of all samples. A multiple of the number of samples, as in `(2 * n, 4)`,
-may be either; the use of the numbers shows it.
-"""
+"""Finds a replica's rows among the rows that one device draws."""
 
 import dataclasses
 import itertools

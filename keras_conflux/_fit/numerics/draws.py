@@ -1,13 +1,8 @@
 """Draws the random numbers of one device: each replica draws its own rows.
 
 The state of a seed generator is equal on all replicas, as they draw equally
-often, so it is saved, restored and resumed as on one device. All replicas draw
-by the same seeds, each the rows of its own samples. Numbers that are no rows of
-samples, such as a fixed projection's, are the same on all.
-
-Where the graph does not show whose numbers are drawn, the seeds of generators
-are moved by the replica's rank, so that replicas do not repeat each other's
-numbers.
+often. Numbers that are no rows of samples are the same on all. Where the graph
+does not show whose numbers are drawn, the replica's rank moves the seeds.
 """
 
 import functools

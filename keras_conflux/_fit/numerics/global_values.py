@@ -1,10 +1,7 @@
 """Computes the values of one device from the values of the replicas.
 
-A sum or a mean over samples is reduced. A value computed from such reductions,
-or by comparing samples with each other, is computed once more from the reduced,
-or gathered, values: a copy of the few operations between them and the result is
-put into the graph. No tape has recorded the copies, nor the results of
-`tf.gradients` for them, so `slopes_of` lets tapes see these.
+No tape has recorded what is computed once more, nor the results of
+`tf.gradients` for it, so `slopes_of` lets tapes see these.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,4 @@
-"""Tells the arguments of loops and functions inside of a step.
-
-They are traced from within, where nobody can tell the initial values and the
-turns of a loop, and the arguments of a function.
-"""
+"""Tells the arguments of loops and functions inside of a step."""
 
 import contextlib
 from collections.abc import Callable

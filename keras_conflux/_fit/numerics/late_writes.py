@@ -1,15 +1,8 @@
 """Writes that wait for others': the sums of metrics, and moving averages.
 
 The copies of a sum add up to its value. While steps run, each replica counts
-its own samples. Between executions each process has the whole sum, in the copy
-of its first replica, so that a metric reads, is saved and is reset as in one
-process.
-
-A step that sets `v` to `a * v + b`, with a constant `a` and a `b` of its data,
-makes `v` a sum of such `b`, however many steps run. The mean of sums is the sum
-of means: so averaging the replicas' copies once after many steps equals
-averaging them after each one, up to rounding. The statistics that
-BatchNormalization keeps are of this kind, a hundred small tensors in a ResNet.
+its own samples. The copies of a moving average of means are averaged once
+after many steps.
 """
 
 from typing import Any

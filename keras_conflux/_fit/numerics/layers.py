@@ -1,9 +1,4 @@
-"""The outputs of layers for a replica's own samples, and for all samples.
-
-A layer's outputs are taken to have one row per sample, however they are
-computed. Where a layer mixes samples, its outputs are computed once more from
-the samples of all replicas, and each replica goes on with its own rows.
-"""
+"""The outputs of layers for a replica's own samples, and for all samples."""
 
 import contextlib
 from collections.abc import Callable

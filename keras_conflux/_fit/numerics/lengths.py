@@ -1,9 +1,4 @@
-"""Makes replicas fill ragged rows to the length that one device would.
-
-`RaggedTensor.to_tensor` and `tf.sequence_mask` choose the length of the longest
-sample that they are given, if they are told none. Replicas tell each other how
-long their samples are.
-"""
+"""Makes replicas fill ragged rows to the length that one device would."""
 
 import contextlib
 from collections.abc import Callable

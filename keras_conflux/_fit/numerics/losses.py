@@ -1,11 +1,6 @@
 """Makes the weighted mean of the replicas' losses the global loss.
 
-In a step of `fit` each replica computes the loss of its own samples, and their
-mean is reduced, weighted by the replicas' fractions of the batch. For a mean
-over samples that is the loss of the global batch as it stands. A loss with
-another denominator is brought to that form here. A value that is no row of a
-sample, such as a ratio of sums, is reduced as in Keras: the graph shows how.
-
+A loss with another denominator is brought to the form of a mean over samples.
 The values that are given to metrics of a mean are marked here as well, where
 the graph does not show their kind.
 """

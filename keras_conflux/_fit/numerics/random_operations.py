@@ -1,15 +1,8 @@
 """TensorFlow's operations that draw, as one device runs them.
 
 Its generators are counted: from each count they make a group of numbers, of 16
-bytes in all. So the numbers of some rows are drawn by beginning at the count of
-the first. Where rows do not begin with a group, up to three rows before them
-are drawn as well. The counts come from `StatelessRandomGetKeyCounter`, and
-begin at 0 in the first of two words of 64 bits, so that no sum goes beyond it.
-
-Of the same random bits TensorFlow's kernels and XLA make other numbers. A model
-that XLA compiles runs some batches as a graph, as a smaller last one, and which
-ones may depend on how long they take. So each such draw is a small program of
-XLA in that graph.
+bytes in all. The counts come from `StatelessRandomGetKeyCounter`, and begin at
+0 in the first of two words of 64 bits, so that no sum goes beyond it.
 """
 
 import contextlib

@@ -1,10 +1,7 @@
 """Makes gradient tapes return the global gradient in a step of `fit`.
 
-The target of `tape.gradient` is made of samples in one of few ways, and the
-traced graph tells in which: it is a mean over samples, a sum over them, or
-computed from such. Each replica differentiates with the weight that makes the
-sum over replicas the gradient that one device computes; then gradients of
-variables are summed.
+Each replica differentiates with the weight that makes the sum over replicas the
+gradient that one device computes; then gradients of variables are summed.
 """
 
 import contextlib

@@ -1,9 +1,4 @@
-"""The updates of optimizers: their use of gradients, and their writes.
-
-Everything an optimizer does with gradients (clipping, accumulation, loss
-scaling, decay, averaging) acts on the gradient of the global batch, on every
-replica alike.
-"""
+"""The updates of optimizers: their use of gradients, and their writes."""
 
 import contextlib
 import weakref

@@ -1,9 +1,7 @@
 """The writes of a step to variables become the writes of one device.
 
-A branch of `tf.cond` and a `tf.function` that the step calls have graphs of
-their own, whose tensors cannot be used at the end of the step. So replicas
+Tensors of graphs inside of the step's cannot be used at its end. So replicas
 exchange their values at the place of the write, if all of them come there.
-Values that are averaged at the end anyway, as moving averages, wait until then.
 """
 
 import collections
