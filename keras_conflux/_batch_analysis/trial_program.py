@@ -149,7 +149,8 @@ class TrialProgram:
             if operation in self._operations:
                 continue
             is_known = effects.only_reads(operation)
-            is_known &= not _draws_for_samples(operation)
+            if operation.type in drawn.RULES:  # by a sample's place, if open
+                is_known &= operation.outputs[0].shape.is_fully_defined()
             if operation.type in _NOT_TRIED or not is_known:
                 raise NotDerivable(operation.name)
             self._operations[operation] = None
@@ -206,13 +207,12 @@ class TrialProgram:
     def _result(
         self, session: Any, sizes: tuple[int, int], values: RandomValues
     ) -> Results:
-        samples = _Samples(self._sources, self._composites)
-        whole = samples.drawn(values, sum(sizes))
+        whole = self._drawn(values, sum(sizes))
         given = [
             whole,
             *({key: nudged(x, i) for key, x in whole.items()} for i in (1, 2)),
-            samples.taken(whole, 0, sizes[0]),
-            samples.taken(whole, *sizes),
+            self._taken(whole, 0, sizes[0]),
+            self._taken(whole, *sizes),
         ]
         assigned = {
             value: values.shared(sizes, value.dtype)
@@ -226,24 +226,10 @@ class TrialProgram:
             found.append(session.run(self._output, feed))
         return Results(found[0], found[1:3], found[3:], sizes)
 
-
-class _Samples:
-    """Values for the sources of a program."""
-
-    def __init__(
-        self,
-        sources: dict[int, tuple[tf.Tensor, Kind]],
-        composites: dict[int, Any],
-    ) -> None:
-        self._sources = sources
-        self._composites = composites
-        self._leaves = {
-            id(leaf): leaf for key, leaf in composites.items() if key in sources
-        }
-
-    def drawn(self, values: RandomValues, count: int) -> _Feed:
+    def _drawn(self, values: RandomValues, count: int) -> _Feed:
+        """Returns random values for the sources."""
         found = {}
-        for leaf in self._leaves.values():
+        for leaf in self._leaves():
             parts = map(id, parts_of_samples(leaf))
             drawn = values.composite(leaf, count)
             found.update(zip(parts, drawn, strict=True))
@@ -257,10 +243,10 @@ class _Samples:
                 found[key] = values.shared(sizes, tensor.dtype)
         return found
 
-    def taken(self, whole: _Feed, begin: int, size: int) -> _Feed:
+    def _taken(self, whole: _Feed, begin: int, size: int) -> _Feed:
         """Returns the values for a range of the samples."""
         found = dict(whole)
-        for leaf in self._leaves.values():
+        for leaf in self._leaves():
             keys = [id(x) for x in parts_of_samples(leaf)]
             parts = cut(leaf, [whole[key] for key in keys], begin, size)
             found.update(zip(keys, parts, strict=True))
@@ -269,6 +255,11 @@ class _Samples:
                 places = range(begin, begin + size)
                 found[key] = np.take(whole[key], places, kind.axis)
         return found
+
+    def _leaves(self) -> list[Any]:
+        """Returns the composite leaves that it needs."""
+        needed = self._composites.items()
+        return [*{id(x): x for k, x in needed if k in self._sources}.values()]
 
 
 def _handed_on(tensor: tf.Tensor) -> tf.Tensor | None:
@@ -285,9 +276,3 @@ def _sizes(shape: tf.TensorShape, name: str) -> list[int]:
     if not shape.is_fully_defined():
         raise NotDerivable(name)
     return [size for size in shape.as_list() if size is not None]
-
-
-def _draws_for_samples(operation: tf.Operation) -> bool:
-    """Whether a sample's random numbers depend on its place in the batch."""
-    draws = operation.type in drawn.RULES
-    return draws and not operation.outputs[0].shape.is_fully_defined()

@@ -107,11 +107,9 @@ def install() -> None:
     patch(private_tensorflow_names.TAPE_GRADIENT, tape.gradient)
     patch(private_tensorflow_names.TAPE_JACOBIAN, tape.jacobian)
     patch(private_tensorflow_names.TAPE_BATCH_JACOBIAN, tape.batch_jacobian)
-    patch(
-        private_tensorflow_names.FORWARD_OF_OPERATION, tape.forward_of_operation
-    )
-    patch(private_tensorflow_names.CONDITION, choices.cond)
-    patch(private_tensorflow_names.INDEXED_CASE, choices.indexed_case)
+    patch(private_tensorflow_names.FORWARD_OF_OPERATION, tape.left_alone)
+    patch(private_tensorflow_names.CONDITION, choices.choose)
+    patch(private_tensorflow_names.INDEXED_CASE, choices.choose)
     patch(private_tensorflow_names.LOOP, inner_graphs.while_loop)
     patch(private_tensorflow_names.FUNCTION_CALL, inner_graphs.call)
     patch(private_tensorflow_names.TO_TENSOR, lengths.to_tensor)

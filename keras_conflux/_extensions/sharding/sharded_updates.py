@@ -326,7 +326,7 @@ def clip(original: Callable, optimizer: Any, grads: list[Any]) -> list[Any]:
     known = Gradients.of(updates.step)
     if known.are_accumulated:
         grads = updates.summed(grads)
-    with known.already_summed():
+    with known.having(are_accumulated=False):
         return updates.clipped(original, grads)
 
 

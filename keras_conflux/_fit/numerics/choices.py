@@ -24,35 +24,23 @@ from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
 
 
-def cond(
-    original: Callable,
-    pred: Any,
-    true_fn: Callable,
-    false_fn: Callable,
-    name: str = "cond",
-) -> Any:
-    """Traces both branches, and may make the condition a common one."""
-    step = _choosing()
-    if step is None or isinstance(pred, bool):
-        return original(pred, true_fn, false_fn, name)
-    choice = _Choice(pred, step)
-    branches = map(choice.noting, (true_fn, false_fn))
-    return original(choice.condition, *branches, name)
+def choose(original: Callable, given: Any, *args: Any, **kwargs: Any) -> Any:
+    """Traces all branches, and may make the choice a common one.
 
-
-def indexed_case(
-    original: Callable,
-    branch_index: Any,
-    branch_fns: list[Callable],
-    **kwargs: Any,
-) -> Any:
-    """Traces all branches, and may make the index a common one."""
+    Args:
+        original: `tf.cond` or `tf.switch_case`, of TensorFlow's own.
+        given: The condition, or the index of a branch.
+        args: The branches, and others.
+        kwargs: Others.
+    """
     step = _choosing()
-    if step is None or isinstance(branch_index, int):
-        return original(branch_index, branch_fns, **kwargs)
-    choice = _Choice(branch_index, step)
-    branches = [*map(choice.noting, branch_fns)]
-    return original(choice.condition, branches, **kwargs)
+    if step is None or isinstance(given, int):
+        return original(given, *args, **kwargs)
+    choice = _Choice(given, step)
+    noting = tf.nest.map_structure(
+        lambda x: choice.noting(x) if callable(x) else x, args
+    )
+    return original(choice.condition, *noting, **kwargs)
 
 
 def _choosing() -> Step | None:

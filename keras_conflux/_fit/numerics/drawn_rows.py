@@ -160,9 +160,7 @@ def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
     Raises:
         NotDerivable: If the graph does not show it.
     """
-    in_turns = (
-        Loops.of(step).are_over_samples or tensorflow_tracing.is_vectorized()
-    )
+    in_turns = Loops.of(step).over_samples or tensorflow_tracing.is_vectorized()
     if counts_on and in_turns:
         raise NotDerivable("a loop over samples")
     sizes = sizes_of(shape)

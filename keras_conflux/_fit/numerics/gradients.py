@@ -4,7 +4,6 @@ import contextlib
 import functools
 from collections.abc import Callable
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 from typing import TypeAlias
 
@@ -36,7 +35,8 @@ class Gradients(Exit):
         super().__init__(step)
         self.are_computed = False
         """Whether a gradient tape is computing some."""
-        self._is_keras_step = False
+        self.is_keras_step = False
+        """Whether Keras' own `train_step` runs, and not the user's."""
         self.are_accumulated = False
         """Whether those that are applied are reduced at an update only."""
         self._postponed_losses: list[tuple[Any, Summing | None]] = []
@@ -48,14 +48,6 @@ class Gradients(Exit):
     def report(self, findings: TraceFindings) -> None:
         """See `Exit`."""
         findings.built = findings.built or self.have_built
-
-    def computing(self) -> AbstractContextManager[None]:
-        """Marks the computation of some by a gradient tape."""
-        return self.having(are_computed=True)
-
-    def in_keras_step(self) -> AbstractContextManager[None]:
-        """Marks a run of Keras' own `train_step`, and not of the user's."""
-        return self.having(_is_keras_step=True)
 
     def postpone(
         self, optimizer: Any, loss: Any, summed_by: "Summing | None" = None
@@ -72,7 +64,7 @@ class Gradients(Exit):
                 gradients of all replicas. By default the optimizer accumulates
                 them, and they are summed when it updates.
         """
-        surely = self._is_keras_step and not self.step.turns
+        surely = self.is_keras_step and not self.step.turns
         if surely and keras_optimizers.applies_as_keras(optimizer):
             self._postponed_losses.append((loss, summed_by))
 
@@ -80,10 +72,6 @@ class Gradients(Exit):
     def are_applied(self) -> bool:
         """Whether an optimizer is applying some."""
         return self.step.is_updating
-
-    def already_summed(self) -> AbstractContextManager[None]:
-        """Marks the accumulated gradients of an optimizer as sums here."""
-        return self.having(are_accumulated=False)
 
     @contextlib.contextmanager
     def applying(self, accumulates: bool = False) -> Iterator[None]:

@@ -60,21 +60,17 @@ class Loops(Part):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self._over_samples = 0
-
-    @property
-    def are_over_samples(self) -> bool:
-        """Whether one of them may have a turn for each sample."""
-        return self._over_samples > 0
+        self.over_samples = 0
+        """How many of them may have a turn for each sample."""
 
     @contextlib.contextmanager
     def entered(self, may_be_over_samples: bool) -> Iterator[None]:
         """Marks the trace of a turn of a loop."""
-        self._over_samples += may_be_over_samples
+        self.over_samples += may_be_over_samples
         try:
             yield
         finally:
-            self._over_samples -= may_be_over_samples
+            self.over_samples -= may_be_over_samples
 
 
 class _Loop:

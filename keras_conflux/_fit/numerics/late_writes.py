@@ -141,7 +141,11 @@ def _share_of_change(
         # it, as of values that are equal on all.
         change, kind = global_values([change], step)[0], EQUAL
     if kind == EQUAL:
-        return _if_first(change, step)
+        with tensorflow_tracing.of_rank():
+            here = has_first(step)
+            if here is True:
+                return tf.identity(change)
+            return tf.where(here, change, 0)
     if kind.role is Role.MEAN and change.dtype.is_floating:
         return change * tf.cast(step.batch_fraction, change.dtype)
     return change
@@ -156,13 +160,6 @@ def _warn_of_rows(variable: keras.Variable, step: Step) -> None:
         "batch, so each counts only its own part. Give it the rows of all "
         "replicas, with `keras_conflux.allgather`, or rows of single samples.",
     )
-
-
-def _if_first(value: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns a value on the replica of the first samples, zeros elsewhere."""
-    with tensorflow_tracing.of_rank():
-        here = has_first(step)
-        return tf.identity(value) if here is True else tf.where(here, value, 0)
 
 
 def has_first(step: Step) -> Any:

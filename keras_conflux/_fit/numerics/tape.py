@@ -17,7 +17,6 @@ from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import MEAN
 from keras_conflux._batch_analysis import OPAQUE
 from keras_conflux._batch_analysis import TOTAL
-from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import derivation_of
@@ -87,7 +86,7 @@ def gradient(
     if any(_is_shared(source, step) for source in flat):
         _refuse_in_loops(step)
         Choices.of(step).note(GRADIENT)
-    with Gradients.of(step).computing():
+    with Gradients.of(step).having(are_computed=True):
         seeded = [
             pair
             for one, seed in zip(targets, given, strict=True)
@@ -112,13 +111,13 @@ def gradient(
     return tf.nest.pack_sequence_as(sources, found)
 
 
-def forward_of_operation(original: Callable, *args: Any) -> Any:
-    """Leaves the tapes alone by which TensorFlow computes a tangent."""
+def left_alone(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Computes with tapes that sum nothing, as TensorFlow does for tangents."""
     step = _computing()
     if step is None:
-        return original(*args)
-    with Gradients.of(step).computing():
-        return original(*args)
+        return original(*args, **kwargs)
+    with Gradients.of(step).having(are_computed=True):
+        return original(*args, **kwargs)
 
 
 def _by_own_rows(
@@ -158,12 +157,14 @@ def jacobian(
 
     Derivatives of rows of samples are rows, and of a mean, a mean.
     """
+    found = left_alone(original, tape, target, sources, *args, **kwargs)
     step = _computing()
     if step is None:
-        return original(tape, target, sources, *args, **kwargs)
-    with Gradients.of(step).computing():
-        found = original(tape, target, sources, *args, **kwargs)
-    kind = _kind_of_derivatives(step.kinds.of(target))
+        return found
+    kind = step.kinds.of(target)
+    linear = kind.role in (Role.EQUAL, Role.ROWS, Role.TOTAL, Role.MEAN)
+    if kind.depends_on_other_samples or not linear:
+        kind = OPAQUE
     for one, source in zip(
         tf.nest.flatten(found), tf.nest.flatten(sources), strict=True
     ):
@@ -177,7 +178,6 @@ def batch_jacobian(
     original: Callable,
     tape: tf.GradientTape,
     target: Any,
-    source: Any,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -185,20 +185,11 @@ def batch_jacobian(
 
     They are rows of samples.
     """
+    found = left_alone(original, tape, target, *args, **kwargs)
     step = _computing()
-    if step is None:
-        return original(tape, target, source, *args, **kwargs)
-    with Gradients.of(step).computing():
-        found = original(tape, target, source, *args, **kwargs)
-    if isinstance(found, tf.Tensor):
+    if step is not None and isinstance(found, tf.Tensor):
         step.kinds.mark(found, step.kinds.of(target))
     return found
-
-
-def _kind_of_derivatives(kind: Kind) -> Kind:
-    """Returns the kind of a target's derivatives by shared tensors."""
-    linear = kind.role in (Role.EQUAL, Role.ROWS, Role.TOTAL, Role.MEAN)
-    return OPAQUE if kind.depends_on_other_samples or not linear else kind
 
 
 def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -241,7 +242,7 @@ def train_step(original: Callable, model: keras.Model, data: Any) -> Any:
     step = steps.current_fit_step()
     if step is None:
         return original(model, data)
-    with Gradients.of(step).in_keras_step():
+    with Gradients.of(step).having(is_keras_step=True):
         return original(model, data)
 
 
@@ -376,7 +377,7 @@ def _apply_once(
             "process, or leave out one of both."
         )
     strategy = keras_models.optimizer_strategy(optimizer)
-    keras_models.set_optimizer_strategy(optimizer, _OneDevice())
+    keras_models.set_optimizer_strategy(optimizer, _ONE_DEVICE)
     try:
         return original(optimizer, grads, trained)
     finally:
@@ -389,28 +390,23 @@ def _build(optimizer: Any, trained: list[Any] | None) -> None:
             optimizer.build(trained)
 
 
-class _OneDevice:
-    """Stands for the strategy of an optimizer."""
+def _update(
+    variable: Any,
+    function: Callable,
+    args: tuple = (),
+    kwargs: dict | None = None,
+    group: bool = True,
+) -> Any:
+    """Returns the result of a function that updates a variable.
 
-    @property
-    def extended(self) -> "_OneDevice":
-        """TensorFlow's place for a strategy's work on variables."""
-        return self
+    Of one whose copies add up to its value, the first copy gets all of it.
+    """
+    del group  # of one call there is nothing to group
+    if state.is_sum(variable):
+        variable.assign(variable.read_value())
+        variable = state.copies(variable)[0]
+    return function(variable, *args, **(kwargs or {}))
 
-    def update(
-        self,
-        variable: Any,
-        function: Callable,
-        args: tuple = (),
-        kwargs: dict | None = None,
-        group: bool = True,
-    ) -> Any:
-        """Returns the result of a function that updates a variable.
 
-        Of one whose copies add up to its value, the first copy gets all of it.
-        """
-        del group  # of one call there is nothing to group
-        if state.is_sum(variable):
-            variable.assign(variable.read_value())
-            variable = state.copies(variable)[0]
-        return function(variable, *args, **(kwargs or {}))
+_ONE_DEVICE = SimpleNamespace(extended=SimpleNamespace(update=_update))
+"""Stands for the strategy of an optimizer."""

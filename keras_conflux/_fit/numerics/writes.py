@@ -67,7 +67,7 @@ def not_recording() -> contextlib.AbstractContextManager[None]:
     step = steps.current()
     if step is None:
         return contextlib.nullcontext()
-    return Writes.of(step).by_the_package()
+    return Writes.of(step).having(_is_of_package=True)
 
 
 class Writes(Exit):
@@ -92,10 +92,6 @@ class Writes(Exit):
         """See `Exit`."""
         findings.untracked.update(self._untracked)
         findings.counted = findings.counted or self._counted
-
-    def by_the_package(self) -> contextlib.AbstractContextManager[None]:
-        """Marks a write of the package or of a seed generator."""
-        return self.having(_is_of_package=True)
 
     def variables(self) -> list[keras.Variable]:
         """Returns all that the step has written."""
@@ -182,24 +178,21 @@ class Writes(Exit):
         count, is summed over the replicas, and a value computed from the
         variable itself, such as `v -= 0.1 * (v - mean)`, is averaged.
         """
-        if id(variable) in self._all or self._is_traced_here():
+        here = tf.compat.v1.get_default_graph() is self.step.graph
+        is_shown = here and not self.step.kinds.is_blind
+        if id(variable) in self._all or is_shown:
             return value
         if isinstance(value, keras.Variable | tf.Variable):
             value = keras_variables.as_tensor(value)  # as it is now
         moves = variable.trainable or late_writes.is_computed_from(
             value, variable
         )
-        is_shown = tf.is_tensor(value) and tf.get_static_value(value) is None
-        if not moves and is_shown:
+        is_open = tf.is_tensor(value) and tf.get_static_value(value) is None
+        if not moves and is_open:
             # Not in the graph of a branch, whose tensors are known there only.
             with self.step.graph.as_default():
                 self._before[id(variable)] = variable.value + 0
         return value
-
-    def _is_traced_here(self) -> bool:
-        if self.step.kinds.is_blind:
-            return False
-        return self.step.graph is tf.compat.v1.get_default_graph()
 
     def make_global_before_update(self, variables: list[Any]) -> None:
         """Makes values that a step has set equal to one device's.
