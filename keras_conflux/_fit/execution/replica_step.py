@@ -20,6 +20,7 @@ from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.draws import Draws
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import Merged
+from keras_conflux._fit.numerics.exit import TraceAgain
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.returns import Logs
@@ -145,7 +146,8 @@ class ReplicaStep:
             for each in self._exits(step):
                 each.report(findings)
         self._drawn_by_sample |= findings.by_sample
-        findings.raise_if_any()
+        if findings != TraceFindings():
+            raise TraceAgain(findings)
         # Replicas of a compiled step share a trace. Where they cannot, kernels
         # may differ by the known shapes of shards.
         if all(step.compiled is None for step in self._steps.values()):

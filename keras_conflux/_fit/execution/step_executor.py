@@ -153,9 +153,11 @@ class StepExecutor:
                 self._tell_of_sizes()
                 return result
             except TraceAgain as again:
-                if again.counted is not None:
-                    self._refuse(again.counted, needs)
-                promotion.adopt(self._model, again.untracked, self._strategy)
+                found = again.findings
+                if found.counted is not None:
+                    self._refuse(found.counted, needs)
+                untracked = [*found.untracked.values()]
+                promotion.adopt(self._model, untracked, self._strategy)
             except tf.errors.InvalidArgumentError as error:
                 self._note_sizes(error, batch.sizes)
                 raise

@@ -7,7 +7,6 @@ replica's own samples stays inside of it, unless it leaves by one of these.
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -28,23 +27,6 @@ class Merged:
     """How many samples each has, or `None` if it surely has some."""
     result: Tree = None
     """The result that one device would have returned."""
-
-
-class TraceAgain(Exception):
-    """A step was traced and has to be traced again before it runs.
-
-    Args:
-        untracked: The variables that it writes and that have a single copy.
-        counted: Its use of a number that may be the number of its samples,
-            which therefore has to be unknown then.
-    """
-
-    def __init__(
-        self, untracked: Sequence[keras.Variable], counted: str | None
-    ) -> None:
-        super().__init__("A step has to be traced again.")
-        self.untracked = untracked
-        self.counted = counted
 
 
 @dataclasses.dataclass
@@ -72,10 +54,13 @@ class TraceFindings:
     """Whether it has built an optimizer, of which Python code may have asked
     before whether it is built."""
 
-    def raise_if_any(self) -> None:
-        """Raises `TraceAgain` if there is something."""
-        if self.untracked or self.counted or self.by_sample or self.built:
-            raise TraceAgain([*self.untracked.values()], self.counted)
+
+class TraceAgain(Exception):
+    """A step was traced and has to be traced again before it runs."""
+
+    def __init__(self, findings: TraceFindings) -> None:
+        super().__init__("A step has to be traced again.")
+        self.findings = findings
 
 
 class Exit(Part):
