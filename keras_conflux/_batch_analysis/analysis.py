@@ -53,7 +53,8 @@ class KindInference:
         self.samples = [part for leaf in shard for part in parts_of(leaf)]
         """The tensors of the replica's shard of the batch."""
         self._marked: dict[int, tuple[tf.Tensor, Kind]] = {}
-        self._tried: dict[int, tf.Tensor] = {}
+        self.tried: dict[int, tf.Tensor] = {}
+        """By id, the tensors that have been tried out, whatever was found."""
         self._graphs: dict[int, _GraphReader] = {}
         self._find_sums = sums
         self._sums: dict[int, Any] = {}
@@ -85,14 +86,6 @@ class KindInference:
     def mark(self, tensor: tf.Tensor, kind: Kind) -> None:
         """Sets the kind of a tensor, where the graph would not tell."""
         self._marked[id(tensor)] = tensor, kind
-
-    def note_tried(self, tensor: tf.Tensor) -> None:
-        """Notes that a tensor has been tried out, whatever was found."""
-        self._tried[id(tensor)] = tensor
-
-    def was_tried(self, tensor: tf.Tensor) -> bool:
-        """Whether to try a tensor out shows no more than is known."""
-        return self.is_blind or id(tensor) in self._tried
 
     def mark_equal(self, leaves: list[Any]) -> None:
         """Marks leaves, as of an all-reduce, as equal on all replicas."""

@@ -46,7 +46,8 @@ _MAX_TRIALS = 12
 def kind_by_trial(tensor: tf.Tensor, kinds: KindInference) -> Kind:
     """Returns the kind of a tensor, by a trial if no rule tells."""
     kind = kinds.of(tensor)
-    if kind.role is not Role.OPAQUE or kinds.was_tried(tensor):
+    is_tried = kinds.is_blind or id(tensor) in kinds.tried
+    if kind.role is not Role.OPAQUE or is_tried:
         return kind
     _show_rows_behind(tensor, kinds)
     kind = kinds.of(tensor)
@@ -55,7 +56,7 @@ def kind_by_trial(tensor: tf.Tensor, kinds: KindInference) -> Kind:
             kind = _statistic_by_trial(tensor, kinds) or kind
         if kind.role is not Role.OPAQUE:
             kinds.mark(tensor, kind)
-    kinds.note_tried(tensor)
+    kinds.tried[id(tensor)] = tensor
     return kind
 
 

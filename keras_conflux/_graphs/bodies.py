@@ -121,11 +121,6 @@ def is_or_runs(
     )
 
 
-def has_loop(operation: tf.Operation) -> bool:
-    """Whether an operation is a loop, or runs one."""
-    return is_or_runs(operation, lambda each: each.type in LOOPS)
-
-
 def call_of(graph: Any, outer: Any) -> tf.Operation | None:
     """Returns the operation of an outer graph that runs an inner one."""
     for operation in reversed(outer.get_operations()):

@@ -106,11 +106,6 @@ def only_reads(operation: tf.Operation) -> bool:
     return not effect_of(operation) & ~HARMLESS
 
 
-def written_by(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the resources that an operation may change."""
-    return [] if only_reads(operation) else ordered_by(operation)
-
-
 def ordered_by(operation: tf.Operation) -> list[tf.Tensor]:
     """Returns the resources by which TensorFlow orders an operation."""
     find = auto_control_deps_utils.get_read_write_resource_inputs

@@ -293,9 +293,9 @@ def test_a_tensor_is_tried_out_once(monkeypatch):
     tried = []
 
     class Program(trial.TrialProgram):
-        def __init__(self, output, *args):
-            tried.append((args[0].graph, output.name))
-            super().__init__(output, *args)
+        def __init__(self, output, kinds, *args, **options):
+            tried.append((kinds.graph, output.name))
+            super().__init__(output, kinds, *args, **options)
 
     monkeypatch.setattr(trial, "TrialProgram", Program)
 

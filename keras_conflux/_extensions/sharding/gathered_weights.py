@@ -32,7 +32,6 @@ from keras_conflux._extensions.sharding import sharded_updates
 from keras_conflux._extensions.sharding.layout import Layout
 from keras_conflux._extensions.sharding.sharded_updates import ShardedUpdates
 from keras_conflux._fit.numerics import gradients
-from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._graphs import rewriting
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
@@ -68,7 +67,7 @@ def value(original: Callable, variable: keras.Variable) -> Any:
         part = updates.accumulated(variable)
         return original(variable) if part is None else part
     step = steps.current_fit_step()
-    if step is None or tf.executing_eagerly() or Gradients.of(step).are_applied:
+    if step is None or tf.executing_eagerly() or step.is_updating:
         return original(variable)
     return GatheredWeights.of(step).read(variable)
 

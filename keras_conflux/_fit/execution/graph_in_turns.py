@@ -285,7 +285,9 @@ class _Plan:
                         found.append((operation, phase))
         late: dict[tf.Operation, int] = {}
         for operation in self._effects:
-            for each in effects.written_by(operation):
+            if effects.only_reads(operation):
+                continue
+            for each in effects.ordered_by(operation):
                 for reader, phase in readers.get(id(each), ()):
                     is_before = (
                         self._positions[reader] < self._positions[operation]

@@ -16,7 +16,6 @@ from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._common.trees import Tree
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.global_values import global_values
-from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import rewriting
 from keras_conflux._replication import steps
@@ -46,7 +45,7 @@ def choose(original: Callable, given: Any, *args: Any, **kwargs: Any) -> Any:
 def _choosing() -> Step | None:
     """Returns the step that is traced, where replicas may choose apart."""
     step = steps.current_fit_step()
-    if step is None or Gradients.of(step).are_applied:
+    if step is None or step.is_updating:
         return None
     return step
 

@@ -51,10 +51,6 @@ class _GatheredBlock:
             constant_values=neutral,
         )
 
-    def complete(self, placed: tf.Tensor) -> None:
-        """Takes the sum of all replicas' rows where all will have them."""
-        self.all = tf.cast(placed, self._source.dtype)
-
     def own(self, gathered: tf.Tensor) -> tf.Tensor:
         """Returns this replica's rows of a tensor like `all`."""
         mine = self._resized(gathered, self.before, self.length)
@@ -163,7 +159,7 @@ def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
     placed = [block.placed(step.in_xla) for block in blocks_of_all]
     total = replica_collectives().all_reduce("sum", placed)
     for block, one in zip(blocks_of_all, total, strict=True):
-        block.complete(one)
+        block.all = tf.cast(one, block.all.dtype)
     for rows in found:
         rows.complete()
     return found

@@ -124,7 +124,10 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     """
     found = derivation_of(tensor, step.kinds)
     is_complex = tensor.dtype.is_complex  # by which no gradient would pass
-    loops = any(map(bodies.has_loop, found.operations))
+    loops = any(
+        bodies.is_or_runs(operation, lambda each: each.type in bodies.LOOPS)
+        for operation in found.operations
+    )
     if found.written or is_complex or loops:
         raise NotDerivable(tensor.name)
     if tensorflow_tracing.has_tangents([*found.sources.values()]):

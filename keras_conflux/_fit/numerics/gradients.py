@@ -68,11 +68,6 @@ class Gradients(Exit):
         if surely and keras_optimizers.applies_as_keras(optimizer):
             self._postponed_losses.append((loss, summed_by))
 
-    @property
-    def are_applied(self) -> bool:
-        """Whether an optimizer is applying some."""
-        return self.step.is_updating
-
     @contextlib.contextmanager
     def applying(self, accumulates: bool = False) -> Iterator[None]:
         """Marks their application by an optimizer.

@@ -56,7 +56,7 @@ def apply(
         return _outside(original, optimizer, grads, trainable_variables)
     step = steps.current()
     given = None if trainable_variables is None else list(trainable_variables)
-    if step is not None and Gradients.of(step).are_applied:
+    if step is not None and step.is_updating:
         return _inside(original, optimizer, list(grads), given, step)
     if not tf.executing_eagerly() and _make_variables(optimizer, given):
         _note_build(optimizer, step)

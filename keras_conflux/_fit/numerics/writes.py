@@ -26,7 +26,6 @@ from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.global_values import global_values
-from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.late_writes import is_counter
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
@@ -59,7 +58,7 @@ def _recording() -> "Writes | None":
     step = steps.current_fit_step()
     if step is None or tf.executing_eagerly():
         return None  # in `tf.init_scope`, it is written once, and not by steps
-    return None if Gradients.of(step).are_applied else Writes.of(step)
+    return None if step.is_updating else Writes.of(step)
 
 
 def not_recording() -> contextlib.AbstractContextManager[None]:
