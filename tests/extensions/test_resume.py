@@ -243,10 +243,14 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert_same(train(folder, epochs=4, after=0), at_once)  # takes no step
 
 
-def linear(*callbacks, inputs=5, data=None, optimizer="sgd", **options):
+def linear(
+    *callbacks, inputs=5, data=None, optimizer="sgd", devices=None, **options
+):
     """A small training, for what has nothing to do with its results."""
     keras.utils.set_random_seed(7)
     model = keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(1)])
+    if devices:
+        kc.replicate(model, devices)
     model.compile(optimizer, "mse")
     x = np.random.default_rng(1).normal(size=(SAMPLES, inputs))
     data = {"x": x, "y": Y, "batch_size": BATCH} if data is None else data
@@ -430,10 +434,10 @@ def test_layers_that_a_callback_has_frozen(tmp_path, devices):
 
 @pytest.mark.long
 def test_throughput_is_measured_anew(tmp_path):
-    speed = kc.Throughput()
+    speed, options = kc.Throughput(), {"epochs": 2, "devices": 1}
     with pytest.raises(Killed):
-        linear(kc.Resume(tmp_path, every=1), speed, Kill(8), epochs=2)
-    model = linear(kc.Resume(tmp_path), kc.Throughput(), Kill(), epochs=2)
+        linear(kc.Resume(tmp_path, every=1), speed, Kill(8), **options)
+    model = linear(kc.Resume(tmp_path), kc.Throughput(), Kill(), **options)
     assert len(model.history.history["samples_per_second"]) == 2
     assert min(model.history.history["samples_per_second"]) > 0
 

@@ -31,17 +31,13 @@ from keras_conflux._fit.input.step_groups import StepGroups
 
 X, Y = regression(29)
 FIT = dict(batch_size=8, epochs=2, shuffle=False, verbose=0)
-IN_KERAS = {"samples_per_second", "step_ms", "compile_s"}
-IN_PROGRAM = IN_KERAS | {"input_wait"}
+ON_CPU = {"samples_per_second", "step_ms", "input_wait", "compile_s"}
 SOME = min(2, MANY)
 
 
-@pytest.fixture(params=["in Keras' loop", "replicated"], scope="module")
-def made(request):
-    """A model, and the keys of what can be measured of it on CPU devices."""
-    if request.param == "replicated":
-        return kc.replicate(dense(), SOME), IN_PROGRAM
-    return dense(), IN_KERAS
+@pytest.fixture(scope="module")
+def model():
+    return kc.replicate(dense(), SOME)
 
 
 def without_memory(logs):
@@ -113,27 +109,11 @@ def test_the_sums_of_replicas(clock):
     assert history["step_ms"] == pytest.approx([8000 / 3, 10000 / 4])
 
 
-def test_the_sums_of_the_loop_of_keras(clock):
-    callback = clock.callback(
-        on_train_batch_begin=1.0,
-        on_train_batch_end=0.5,
-        on_test_batch_end=50,
-        on_epoch_end=100,
-    )
-    history = (
-        dense()
-        .fit(
-            X,
-            Y,
-            validation_data=(X, Y),
-            callbacks=[callback, kc.Throughput(KEYS)],
-            **FIT,
-        )
-        .history
-    )
-    assert history["compile_s"] == [1.0, 0.0]
-    assert history["samples_per_second"] == pytest.approx([21 / 5, 29 / 6])
-    assert history["step_ms"] == pytest.approx([5000 / 3, 6000 / 4])
+def test_a_model_without_replicas_is_named():
+    options = FIT | {"validation_data": (X, Y)}
+    with pytest.warns(kc.ConfluxWarning, match=r"replicate\(model, dev"):
+        history = dense().fit(X, Y, callbacks=[kc.Throughput()], **options)
+    assert set(history.history) == {"loss", "mae", "val_loss", "val_mae"}
 
 
 def test_an_epoch_that_only_compiles_counts_as_it_is(clock):
@@ -145,8 +125,7 @@ def test_an_epoch_that_only_compiles_counts_as_it_is(clock):
     assert history["compile_s"] == [2.0, 0.0]
 
 
-def test_all_that_read_logs_see_it(made, tmp_path, capsys):
-    model, keys = made
+def test_all_that_read_logs_see_it(model, tmp_path, capsys):
     seen = []
     model.fit(
         X,
@@ -162,14 +141,14 @@ def test_all_that_read_logs_see_it(made, tmp_path, capsys):
         **FIT | {"verbose": 2},
     )
     history = without_memory(model.history.history)
-    assert set(history) == {"loss", "mae"} | keys
-    assert all(type(value) is float for key in keys for value in history[key])
+    assert set(history) == {"loss", "mae"} | ON_CPU
+    assert all(type(value) is float for key in ON_CPU for value in history[key])
     with open(tmp_path / "log.csv") as file:
         rows = list(csv.DictReader(file))
     shown = scalars(tmp_path / "events")
     printed = capsys.readouterr().out
     for epoch in range(2):
-        for key in keys:
+        for key in ON_CPU:
             value = history[key][epoch]
             assert float(rows[epoch][key]) == value
             assert seen[epoch][key] == value
@@ -178,7 +157,7 @@ def test_all_that_read_logs_see_it(made, tmp_path, capsys):
 
 
 def test_a_list_of_callbacks_of_ones_own():
-    model = dense()
+    model = kc.replicate(dense(), SOME)
     seen = []
     others = [
         keras.callbacks.LambdaCallback(
@@ -191,18 +170,17 @@ def test_a_list_of_callbacks_of_ones_own():
     )
     model.fit(X, Y, callbacks=callbacks, **FIT)
     assert len(seen) == 2
-    assert all(set(logs) >= IN_KERAS for logs in seen)
+    assert all(set(logs) >= ON_CPU for logs in seen)
 
 
-def test_the_progress_bar_has_no_time_of_the_compiler(made):
-    model, keys = made
+def test_the_progress_bar_has_no_time_of_the_compiler(model):
     history = model.fit(X, Y, callbacks=[kc.Throughput()], **FIT).history
     shown = without_memory(history).keys() - {"loss", "mae"}
-    assert shown == keys - {"compile_s"}
+    assert shown == ON_CPU - {"compile_s"}
 
 
 def test_keys_and_prefix():
-    model = dense()
+    model = kc.replicate(dense(), SOME)
     callback = kc.Throughput("step_ms", prefix="speed/")
     history = model.fit(X, Y, callbacks=callback, **FIT).history
     assert set(history) == {"loss", "mae", "speed/step_ms"}
@@ -210,8 +188,7 @@ def test_keys_and_prefix():
         kc.Throughput(["step_ms", "speed"])
 
 
-def test_nothing_else_changes(made, deterministic):
-    model, _ = made
+def test_nothing_else_changes(model, deterministic):
     model.fit(X, Y, **FIT)  # makes all variables
     variables = model.variables + model.optimizer.variables
     begin = [variable.numpy().copy() for variable in variables]
@@ -250,7 +227,7 @@ def test_a_program_of_many_steps():
 
 
 def test_monitoring():
-    model = dense()
+    model = kc.replicate(dense(), SOME)
 
     def fit(**options):
         stop = keras.callbacks.EarlyStopping(
@@ -289,19 +266,12 @@ class Own(keras.Model):
 def test_a_step_of_ones_own():
     model = Own()
     model.compile("sgd", jit_compile=False)
-    with pytest.warns(kc.ConfluxWarning, match=r"own.*replicate\(model, dev"):
-        history = model.fit(
-            X, Y, callbacks=[kc.Throughput(KEYS)], **FIT
-        ).history
-    assert "samples_per_second" not in history
-    assert len(history["step_ms"]) == 2
     model = kc.replicate(model, SOME)
     history = model.fit(X, Y, callbacks=[kc.Throughput(KEYS)], **FIT).history
     assert len(history["samples_per_second"]) == 2
 
 
-def test_an_epoch_that_a_callback_ends(made):
-    model, keys = made
+def test_an_epoch_that_a_callback_ends(model):
 
     def stop(batch, logs):
         model.stop_training = batch == 1
@@ -311,7 +281,7 @@ def test_an_epoch_that_a_callback_ends(made):
         kc.Throughput(KEYS),
     ]
     history = model.fit(X, Y, callbacks=callbacks, **FIT).history
-    assert keys <= set(history)
+    assert set(history) >= ON_CPU
     assert history["samples_per_second"][0] > 0
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -14,14 +13,11 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import arguments
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._compat import keras_models
 from keras_conflux._devices.device import Device
-from keras_conflux._devices.device import list_devices
 from keras_conflux._fit.input import execution_plan
 from keras_conflux._fit.input import measurements
 from keras_conflux._fit.input.calls import LogSource
 from keras_conflux._fit.input.measurements import Measurements
-from keras_conflux._fit.input.measurements import Work
 
 KEYS = (
     "samples_per_second",
@@ -55,9 +51,8 @@ class Throughput(LogSource):
     | `compile_s` | seconds of executions that compile a program |
     | `peak_gib` | the most memory that a GPU has needed so far, in GiB |
 
-    `peak_gib` is missing on CPU devices. Without replicas, Keras draws a batch
-    inside of the step: `input_wait` is missing, and `compile_s` is the time of
-    the first step of `fit`. `kc.replicate(model, devices=1)` measures both.
+    `peak_gib` is missing on CPU devices. Without replicas nothing is measured,
+    as a warning says: `kc.replicate(model, devices=1)` is enough.
 
     Where several processes train together, all of them need the callback, and
     each value is the slowest process', or the largest one.
@@ -92,8 +87,7 @@ class Throughput(LogSource):
             )
         self.keys = keys
         self.prefix = prefix
-        self._loop: _KerasLoop | None = None
-        self._measured = Measurements()
+        self._measured: Measurements | None = None
         self._gpus: list[Device] = []
         self._spans_processes = False
         self._began = 0.0
@@ -108,15 +102,16 @@ class Throughput(LogSource):
         assert self.model is not None  # Keras has set it
         found = execution_plan.measured(self.model)
         if found is None:
-            self._loop = _KerasLoop(self.model)
-            self._measured, devices = self._loop.measured, list_devices()
-            self._spans_processes = False
-        else:
-            self._loop = None
-            self._measured, strategy = found
-            devices = strategy.devices
-            self._spans_processes = strategy.communicator.spans_processes
-        self._gpus = [device for device in devices if device.kind == "GPU"]
+            self._measured = None
+            warn(
+                f"{self.model.name}: `Throughput` measures training on "
+                "replicas, and adds nothing to the logs here. "
+                "`keras_conflux.replicate(model, devices=1)` is enough."
+            )
+            return
+        self._measured, strategy = found
+        self._spans_processes = strategy.communicator.spans_processes
+        self._gpus = [x for x in strategy.devices if x.kind == "GPU"]
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
@@ -127,32 +122,9 @@ class Throughput(LogSource):
             epoch: The number of the epoch, from 0.
             logs: Not used.
         """
-        self._measured.reset()
+        if self._measured:
+            self._measured.reset()
         self._began, self._values = measurements.clock(), None
-
-    def on_train_batch_begin(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
-        """Measures the first step of Keras' own loop.
-
-        Args:
-            batch: The number of the step, from 0.
-            logs: Not used.
-        """
-        if self._loop:
-            self._loop.start_clock()
-
-    def on_train_batch_end(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
-        """Counts the steps of Keras' own loop.
-
-        Args:
-            batch: The number of the step, from 0.
-            logs: Not used.
-        """
-        if self._loop:
-            self._loop.count_steps(batch + 1)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Stops the clock where validation begins.
@@ -160,7 +132,8 @@ class Throughput(LogSource):
         Args:
             logs: Not used.
         """
-        self._stop()
+        if self._measured:
+            self._stop(self._measured)
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
@@ -171,7 +144,9 @@ class Throughput(LogSource):
             epoch: The number of the epoch, from 0.
             logs: The logs to which the values are added.
         """
-        values = self._stop()
+        if self._measured is None:
+            return
+        values = self._stop(self._measured)
         if self._spans_processes:
             assert_same_place(f"the throughput of epoch {epoch}")
             values = _of_all_processes(values)
@@ -197,94 +172,30 @@ class Throughput(LogSource):
             state: Not used.
         """
 
-    def _stop(self) -> dict[str, float | None]:
-        """Returns the duration of the epoch, without all that follows."""
+    def _stop(self, measured: Measurements) -> dict[str, float | None]:
+        """Returns the values of the epoch, without all that follows."""
         # Steps of validation would be added.
         if self._values is None:
             seconds = measurements.clock() - self._began
-            if self._loop:
-                self._loop.finish_epoch()
-            self._values = self._computed(seconds)
+            self._values = self._computed(measured, seconds)
         return self._values
 
-    def _computed(self, seconds: float) -> dict[str, float | None]:
+    def _computed(
+        self, measured: Measurements, seconds: float
+    ) -> dict[str, float | None]:
         """Returns the values by their keys, `None` where one is not known."""
-        measured, work = self._measured, self._measured.other
+        work = measured.other
         if work.steps:
             seconds -= measured.first.seconds
         else:
             work = measured.first
-        in_keras = self._loop is not None
         return {
             "samples_per_second": _ratio(work.samples, seconds) or None,
             "step_ms": 1e3 * _ratio(seconds - measured.waited, work.steps),
-            "input_wait": (
-                None if in_keras else _ratio(measured.waited, seconds)
-            ),
+            "input_wait": _ratio(measured.waited, seconds),
             "compile_s": measured.first.seconds,
             "peak_gib": max(map(_peak_gib, self._gpus), default=None),
         }
-
-
-class _KerasLoop:
-    """Measures the loop of Keras, which runs the steps without replicas.
-
-    Args:
-        model: The model that it trains.
-    """
-
-    def __init__(self, model: keras.Model) -> None:
-        self.measured = Measurements()
-        self._model = model
-        self._is_first = True
-        self._began = 0.0
-        self._steps = 0
-        if keras_models.has_own_step(model):
-            warn(
-                f"{model.name}: `Throughput` cannot count the samples of a "
-                "`train_step` of your own without replicas, and leaves "
-                "`samples_per_second` out. "
-                "`keras_conflux.replicate(model, devices=1)` counts them."
-            )
-
-    def start_clock(self) -> None:
-        """Starts the clock of the first call."""
-        if self._is_first:
-            self._began = measurements.clock()
-
-    def count_steps(self, steps: int) -> None:
-        """Counts the steps of the epoch, and stops the clock of the first call.
-
-        Args:
-            steps: The number of the epoch's steps that have been run.
-        """
-        self._steps = steps
-        if self._is_first:
-            self._is_first = False
-            samples = self._samples()  # waits for the step
-            seconds = measurements.clock() - self._began
-            self.measured.first.add(seconds, steps, samples)
-
-    def finish_epoch(self) -> None:
-        """Counts the work of the epoch."""
-        first = self.measured.first
-        self.measured.other = Work(
-            steps=self._steps - first.steps,
-            samples=self._samples() - first.samples,
-        )
-        self._steps = 0
-
-    def _samples(self) -> int:
-        """Returns how many samples the epoch has had, 0 if that is not known.
-
-        The loss of the epoch is a mean over them.
-        """
-        if keras_models.has_own_step(self._model):
-            return 0
-        for metric in self._model.metrics:
-            if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
-                return int(metric.count)
-        return 0
 
 
 def _ratio(amount: float, of: float) -> float:

@@ -113,8 +113,6 @@ def _overrides(callback: Any, hook: str) -> bool:
         keras.callbacks.BackupAndRestore,
     ):
         return getattr(callback, "save_freq", 1) not in ("epoch", False)
-    if _package(owner) == "keras_conflux":
-        return False  # ours look at batches where there are no replicas
     if owner is keras.callbacks.TensorBoard:
         return keras_models.tensorboard_needs_batches(callback)
     return owner not in (
