@@ -126,7 +126,9 @@ def _assert_same(saved: Saved, model: keras.Model) -> None:
         f"{saved.path} was saved of another model, or of one that was compiled "
         "in another way. Besides the weights and in this order, only the "
         f"checkpoint has the variables [{_beyond(there, here)}], and only the "
-        f"model has [{_beyond(here, there)}].{unbuilt}"
+        f"model has [{_beyond(here, there)}].{unbuilt} Metrics and losses of "
+        "`compile` get variables in a first step: before `keras_conflux.load`, "
+        "call model.test_on_batch(x, y)."
     )
 
 
