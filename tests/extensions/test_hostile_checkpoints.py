@@ -440,8 +440,8 @@ def places(value, path=()):
 
 VICTIM = "{folder}/precious"
 VALUES = [None, True, -1, 0, 1e300, 2**70, VICTIM, [], {}, [VICTIM], {"x": 1}]
-VALUES += [{"list": [VICTIM]}, {"dict": [["path", VICTIM]]}, {"tuple": []}]
-VALUES += [{"array": "value0"}, {"deque": [{"list": [VICTIM]}, 3]}]
+VALUES += [[[VICTIM]], {"dict": [["path", VICTIM]]}, {"tuple": []}]
+VALUES += [{"array": "value0"}, {"deque": [[VICTIM], 3]}]
 ATTRIBUTES = ["path", "nowhere", "kept", "paths", "filepath", "filename"]
 ATTRIBUTES += ["_train_dir", "new", "on_epoch_end", "__class__", "seen"]
 
@@ -501,7 +501,7 @@ def test_paths_and_new_attributes(trainings, interrupted, tmp_path, name):
         place = state["parts"][0]["place"]
         (data,) = (x[1] for x in place["dict"] if x[0] == "attributes")
         for values in [data, *(each[1] for each in state["callbacks"])]:
-            value = {"list": [VICTIM]} if name in ("kept", "paths") else VICTIM
+            value = [VICTIM] if name in ("kept", "paths") else VICTIM
             values["dict"].append([name, value])
 
     assert_nothing_else_changes(trainings, interrupted, tmp_path, change)

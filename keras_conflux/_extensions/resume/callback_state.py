@@ -61,13 +61,11 @@ class CallbackStates:
         ]
         for each in callbacks:
             _name_what_is_lost(each)
-        self._waits = True
 
     def begin_epoch(self) -> None:
         """Called after all callbacks' `on_epoch_begin`."""
-        for held in self._held if self._waits else ():
-            held.declare_what_is_there()
-        self._waits = False
+        for held in self._held:
+            held.begin_epoch()
 
     def changed(self, arrays: Arrays) -> list[list[Any]]:
         """Returns `[class, values]` for each callback; arrays are beside."""

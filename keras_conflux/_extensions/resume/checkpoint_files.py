@@ -17,7 +17,7 @@ WEIGHTS = "model.weights.h5"
 ARRAYS = "state.npz"
 STATE = "state.json"
 FILES = {WEIGHTS, ARRAYS, STATE}
-FORMAT = 2
+FORMAT = 3
 _URL = re.compile(r"[a-zA-Z][\w+.-]+:/")  # a `Path` has one slash of it
 MALFORMED = (
     ValueError,

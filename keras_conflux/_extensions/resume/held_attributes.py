@@ -19,8 +19,6 @@ import tensorflow as tf
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import plain_values
 
-_LARGE = 2**20
-"""How many bytes a value may have, of which a copy is kept."""
 _TOLD = "state_dict()"  # no attribute has such a name
 
 
@@ -48,25 +46,29 @@ class HeldAttributes:
         self._tells = tells_its_state(owner)
         if self._tells:
             plain_values.told_state(owner)  # which may not be saved
-        held = {} if self._tells else read(owner)
+        held = self._now()
         self._digests = {name: digest(value) for name, value in held.items()}
-        self._values = {
-            name: copy.deepcopy(value)
-            for name, value in held.items()
-            if plain_values.size(value) <= _LARGE
-        }
         self._forms = _forms(_of_classes(owner) | held)
+        self._changed: set[str] = set()
+        """Those that were not as at the begin at some time."""
         self._named: set[str] = set()
+        self._is_new = True
 
-    def declare_what_is_there(self) -> None:
-        """Counts attributes of the first `on_epoch_begin` as declared, too."""
-        self._forms = _forms(self._read(self._owner)) | self._forms
+    def begin_epoch(self) -> None:
+        """Notes changes of an `on_epoch_begin`; the first one may declare."""
+        now = self._now()
+        self._note_changes(now)
+        if self._is_new:
+            self._forms = _forms(now) | self._forms
+        self._is_new = False
 
     def changed(self) -> dict[str, Any]:
         """Returns copies of the values that can be given back, and changed."""
         if self._tells:
             return {_TOLD: copy.deepcopy(plain_values.told_state(self._owner))}
-        found = self._other_values()
+        now = self._now()
+        self._note_changes(now)
+        found = {k: v for k, v in now.items() if k in self._changed}
         lost = {k for k, v in found.items() if not self._may_get(k, v)}
         new = lost - self._named
         if new and not is_of_keras(self._owner):
@@ -83,7 +85,7 @@ class HeldAttributes:
         return copy.deepcopy({k: v for k, v in found.items() if k not in lost})
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Gives the object the values of `changed`, and all else as it was.
+        """Gives the object the values of `changed`.
 
         It raises `ValueError` if a value is of another type than is there, or
         may hold a path. Attributes that are not there are not set.
@@ -109,34 +111,22 @@ class HeldAttributes:
                 "be paths. Train with the program that was saved, or use "
                 "another directory."
             )
-        _give(self._owner, self._of_others(saved) | saved)
+        self._changed |= saved.keys()
+        _give(self._owner, saved)
 
     def _may_get(self, name: str, value: Any) -> bool:
         form = self._forms.get(name)
         return form is not None and form.admits(value, self._any_words)
 
-    def _other_values(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in self._read(self._owner).items()
+    def _now(self) -> dict[str, Any]:
+        return {} if self._tells else self._read(self._owner)
+
+    def _note_changes(self, now: dict[str, Any]) -> None:
+        self._changed |= {
+            name
+            for name, value in now.items()
             if self._digest(value) != self._digests.get(name)
         }
-
-    def _of_others(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Returns values that an `on_epoch_begin` has set once more since."""
-        since = self._other_values().keys() & self._digests.keys()
-        found = {}
-        for name in since - saved.keys():
-            if name in self._values:
-                found[name] = copy.deepcopy(self._values[name])
-            else:
-                owner = type(self._owner).__name__
-                warn(
-                    f"The attribute {name!r} of {owner} is too large to be put "
-                    "back to its value in the middle of the epoch. Give "
-                    f"{owner} `state_dict` and `load_state_dict`."
-                )
-        return found
 
 
 def tells_its_state(owner: Any) -> bool:

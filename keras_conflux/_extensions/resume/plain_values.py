@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -14,12 +15,6 @@ import tensorflow as tf
 
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 
-_GROUPS = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
-_MAPPINGS = {
-    kind.__name__: kind
-    for kind in (dict, collections.OrderedDict, collections.Counter)
-}
-_BYTES = {kind.__name__: kind for kind in (bytes, bytearray)}
 _FACTORIES = {
     kind.__name__: kind
     for kind in (int, float, str, bool, list, dict, set, collections.Counter)
@@ -45,36 +40,20 @@ def encode(value: Any, arrays: Arrays, copies: bool = True) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError("A masked array is no plain value.")
+    if kind is list:
+        return [encode(each, arrays, copies) for each in value]
     if isinstance(value, np.ndarray | np.generic | tf.Tensor):
         return _encoded_array(value, arrays, copies)
-    if kind is complex:
-        return {"complex": [value.real, value.imag]}
-    if kind is State:
-        return {"state": encode(value.value, arrays, copies)}
-    if kind in _BYTES.values():
-        return {kind.__name__: value.decode("latin-1")}
-    if kind in _GROUPS.values():
-        items = [encode(each, arrays, copies) for each in value]
-        ordered = kind in (list, tuple)
-        return {kind.__name__: items if ordered else sorted(items, key=str)}
-    if kind is collections.deque:
-        return {"deque": [encode(list(value), arrays, copies), value.maxlen]}
-    if kind in _MAPPINGS.values():
-        return {kind.__name__: _encoded_items(value, arrays, copies)}
-    if kind is collections.defaultdict:
-        factory = getattr(value.default_factory, "__name__", "")
-        if value.default_factory in _FACTORIES.values():
-            items = _encoded_items(value, arrays, copies)
-            return {"defaultdict": [factory, items]}
-    raise TypeError(f"A {kind.__name__} is no plain value.")
+    if kind not in _SIMPLER:
+        raise TypeError(f"A {kind.__name__} is no plain value.")
+    simpler, _ = _SIMPLER[kind]
+    return {kind.__name__: encode(simpler(value), arrays, copies)}
 
 
 def _encoded_array(value: Any, arrays: Arrays, copies: bool) -> dict[str, str]:
     array = np.array(value) if copies else np.asarray(value)
-    if array.dtype.hasobject:
-        raise TypeError("An array of objects is no plain value.")
+    if array.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
+        raise TypeError("An array of objects or with a mask is no plain value.")
     name = f"value{len(arrays)}"
     arrays[name] = array
     if isinstance(value, np.ndarray):
@@ -83,46 +62,60 @@ def _encoded_array(value: Any, arrays: Arrays, copies: bool) -> dict[str, str]:
     return {"tensor" if is_tensor else "scalar": name}
 
 
-def _encoded_items(value: Any, arrays: Arrays, copies: bool) -> list[Any]:
-    return [
-        [encode(key, arrays, copies), encode(each, arrays, copies)]
-        for key, each in value.items()
-    ]
-
-
 def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """Returns the value that `encode` was given."""
+    if isinstance(value, list):
+        return [decode(each, arrays) for each in value]
     if not isinstance(value, dict):
         return value
     ((kind, inside),) = value.items()
-    if kind == "array":
-        return np.array(arrays[inside])
-    if kind == "scalar":
-        return arrays[inside][()]
-    if kind == "tensor":
-        return tf.constant(arrays[inside])
-    if kind == "complex":
-        return complex(*inside)
-    if kind == "state":
-        return State(decode(inside, arrays))
-    if kind in _BYTES:
-        return _BYTES[kind](inside.encode("latin-1"))
-    if kind in _GROUPS:
-        return _GROUPS[kind](decode(each, arrays) for each in inside)
-    if kind == "deque":
-        return collections.deque(decode(inside[0], arrays), inside[1])
-    if kind in _MAPPINGS:
-        return _MAPPINGS[kind](_decoded_items(inside, arrays))
-    factory, items = inside
-    return collections.defaultdict(
-        _FACTORIES[factory], _decoded_items(items, arrays)
-    )
+    if kind in _OF_ARRAYS:
+        return _OF_ARRAYS[kind](arrays[inside])
+    return _BACK[kind](decode(inside, arrays))
 
 
-def _decoded_items(
-    items: list[Any], arrays: Mapping[str, np.ndarray]
-) -> dict[Any, Any]:
-    return {decode(k, arrays): decode(each, arrays) for k, each in items}
+def _items(value: Mapping) -> list[list[Any]]:
+    return [[key, each] for key, each in value.items()]
+
+
+def _in_order(value: Iterable) -> list[Any]:
+    return sorted(value, key=repr)
+
+
+def _default_and_items(value: collections.defaultdict) -> list[Any]:
+    factory = value.default_factory
+    if factory not in _FACTORIES.values():
+        raise TypeError(f"A defaultdict of {factory} is no plain value.")
+    return [factory.__name__, _items(value)]
+
+
+_SIMPLER: dict[type, tuple[Callable, Callable]] = {
+    tuple: (list, tuple),
+    set: (_in_order, set),
+    frozenset: (_in_order, frozenset),
+    dict: (_items, dict),
+    collections.OrderedDict: (_items, collections.OrderedDict),
+    collections.Counter: (_items, lambda x: collections.Counter(dict(x))),
+    collections.defaultdict: (
+        _default_and_items,
+        lambda x: collections.defaultdict(_FACTORIES[x[0]], x[1]),
+    ),
+    collections.deque: (
+        lambda x: [list(x), x.maxlen],
+        lambda x: collections.deque(*x),
+    ),
+    bytes: (lambda x: x.decode("latin-1"), lambda x: x.encode("latin-1")),
+    bytearray: (bytes, bytearray),
+    complex: (lambda x: [x.real, x.imag], lambda x: complex(*x)),
+    State: (lambda x: x.value, State),
+}
+"""How a value becomes a simpler one, and how it is made of that again."""
+_BACK = {kind.__name__: back for kind, (_, back) in _SIMPLER.items()}
+_OF_ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {
+    "array": np.array,
+    "scalar": lambda array: array[()],
+    "tensor": tf.constant,
+}
 
 
 def is_plain(value: Any) -> bool:
@@ -222,10 +215,3 @@ def digest(value: Any) -> str:
             flat = np.ascontiguousarray(array).reshape(-1)
             found.update(flat.view(np.uint8).data)
     return found.hexdigest()
-
-
-def size(value: Any) -> int:
-    """Returns how many bytes the arrays in a plain value have."""
-    arrays: Arrays = {}
-    encode(value, arrays, copies=False)
-    return sum(array.nbytes for array in arrays.values())
