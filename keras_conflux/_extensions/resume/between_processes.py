@@ -11,9 +11,9 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume import storage
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.checkpoint_files import directory_of
-from keras_conflux._extensions.resume.storage import Storage
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._extensions.resume.stored_arrays import from_bytes
 from keras_conflux._extensions.resume.stored_arrays import to_bytes
@@ -42,7 +42,6 @@ def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
 
 
 def _newest(directory: str | os.PathLike[str]) -> Saved | None:
-    Storage(directory_of(directory)).restore_former()
     passed = set()
     # Listed again each time: a training that writes there removes old ones.
     while left := [
@@ -58,8 +57,7 @@ def _newest(directory: str | os.PathLike[str]) -> Saved | None:
                 continue
             said = f"The checkpoint {left[0]} is not used: {error}."
             if not isinstance(error, checkpoint_files.Unreadable):
-                aside = Storage(directory_of(directory)).put_aside(left[0])
-                said += f" It can be removed: {aside}."
+                said += f" It can be removed: {storage.put_aside(left[0])}."
             before = "The one before it is used."
             warn(f"{said} {before if left[1:] else 'There is no other.'}")
     return None

@@ -31,7 +31,7 @@ MALFORMED = (
 """The errors of a file that this package has not written in this way."""
 LAST_STEP = 10**12 - 1
 """The largest number in the name of a folder."""
-_NAME = re.compile(r"step-(\d{12})-(\d{6})")
+_NAME = re.compile(r"step-(\d{12})-(\d{6})(?:\.(\d+))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _described(path: pathlib.Path) -> Checkpoint:
         damage = None
     except Damage as error:
         damage = str(error)
-    step, epoch = position_of(path)
+    step, epoch, _ = position_of(path)
     files = [each.lstat() for each in path.iterdir()]
     if not files:  # it has gone
         raise FileNotFoundError(path)
@@ -148,15 +148,23 @@ def folders(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
     root = directory_of(directory)
     listed = root.iterdir() if root.is_dir() else ()
     found = [path for path in listed if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: path.name, reverse=True)
+    return sorted(found, key=position_of, reverse=True)
 
 
-def position_of(folder: pathlib.Path) -> tuple[int, int]:
-    """Returns how many steps had been done, and the epoch, by the name."""
+def position_of(folder: pathlib.Path) -> tuple[int, int, int]:
+    """Returns the steps done, the epoch, and how often it was saved before."""
     matched = _NAME.fullmatch(folder.name)
     assert matched is not None
-    step, epoch = map(int, matched.groups())
-    return step, epoch
+    step, epoch, number = map(int, matched.groups("0"))
+    return step, epoch, number
+
+
+def new_path(root: pathlib.Path, step: int, epoch: int) -> pathlib.Path:
+    """Returns a path that comes after those of the same step and epoch."""
+    name = f"step-{step:012d}-{epoch:06d}"
+    places = [position_of(each) for each in folders(root)]
+    before = [n for *place, n in places if place == [step, epoch]]
+    return root / (f"{name}.{max(before) + 1}" if before else name)
 
 
 def read(path: pathlib.Path) -> Saved:

@@ -19,11 +19,11 @@ from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume import storage
 from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.model_state import ModelState
-from keras_conflux._extensions.resume.storage import Storage
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 
@@ -85,11 +85,11 @@ def save(
         generators = plain_values.encode(parts, arrays)
         if process_index() == 0:
             _assert_newest(directory, step)
-            storage = Storage(checkpoint_files.directory_of(directory))
-            storage.remove_unfinished()
+            root = checkpoint_files.directory_of(directory)
+            storage.remove_unfinished(root)
             copies = ModelState.copied_from(model)
             writer.write(
-                storage,
+                root,
                 (step, 0),
                 copies.weights,
                 {
@@ -107,7 +107,7 @@ def save(
 def _assert_newest(directory: str | os.PathLike[str], step: int) -> None:
     """Raises `ValueError` if `load` would read another step's checkpoint."""
     for newest in checkpoint_files.folders(directory)[:1]:
-        latest, _ = checkpoint_files.position_of(newest)
+        latest, *_ = checkpoint_files.position_of(newest)
         if latest > step:
             raise ValueError(
                 f"{newest} is of a later step, and `load` would read it. Go on "
@@ -173,7 +173,7 @@ def load(
         model_state.restore(model, saved, process_index() == 0)
     generators = plain_values.decode(saved.state["generators"], saved.arrays)
     random_generators.set_states(_own(generators))
-    step, _ = checkpoint_files.position_of(saved.path)
+    step, *_ = checkpoint_files.position_of(saved.path)
     return Loaded(step, plain_values.decode(saved.state["loop"], saved.arrays))
 
 

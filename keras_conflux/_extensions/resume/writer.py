@@ -13,13 +13,13 @@ from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import checkpoint_files
+from keras_conflux._extensions.resume import storage
 from keras_conflux._extensions.resume import stored_arrays
 from keras_conflux._extensions.resume.checkpoint_files import ARRAYS
 from keras_conflux._extensions.resume.checkpoint_files import FORMAT
 from keras_conflux._extensions.resume.checkpoint_files import STATE
 from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
 from keras_conflux._extensions.resume.compat import weight_files
-from keras_conflux._extensions.resume.storage import Storage
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 
@@ -27,7 +27,7 @@ class CheckpointWriter:
     """Writes into a directory that no other training writes into."""
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
-        self._storage = Storage(directory)
+        self._root = directory
         self._keep = keep
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[pathlib.Path] | None = None
@@ -44,8 +44,8 @@ class CheckpointWriter:
             with errors_reported_to_all(
                 "opening the directory of the checkpoints"
             ):
-                stack.enter_context(self._storage.locked())
-                self._storage.remove_unfinished()
+                stack.enter_context(storage.locked(self._root))
+                storage.remove_unfinished(self._root)
             self._thread = stack.enter_context(
                 ThreadPoolExecutor(1, "conflux-checkpoint")
             )
@@ -65,7 +65,7 @@ class CheckpointWriter:
         assert self._thread is not None
         self._writing = self._thread.submit(
             write,
-            self._storage,
+            self._root,
             position,
             weights,
             state,
@@ -90,7 +90,7 @@ class CheckpointWriter:
 
 
 def write(
-    storage: Storage,
+    root: pathlib.Path,
     position: tuple[int, int],
     weights: list[weight_files.Entry],
     state: dict[str, Any],
@@ -103,8 +103,7 @@ def write(
     position is the number of steps done, and the epoch. The state, anything
     that JSON can hold, refers to the arrays.
     """
-    step, epoch = position
-    final = storage.root / f"step-{step:012d}-{epoch:06d}"
+    final = checkpoint_files.new_path(root, *position)
     with storage.new_folder(final) as folder:
         try:
             weight_files.write(weights, folder / WEIGHTS)
@@ -122,12 +121,21 @@ def write(
         }
         (folder / STATE).write_text(json.dumps(outer))
     try:
-        for old in checkpoint_files.folders(storage.root)[keep:]:
-            if old != final:
-                storage.remove(old)
+        for old in _replaced(root, final, keep):
+            storage.remove(old)
     except OSError as error:
         raise NotRemoved(str(error)) from error
     return final
+
+
+def _replaced(
+    root: pathlib.Path, final: pathlib.Path, keep: int
+) -> list[pathlib.Path]:
+    """Returns former checkpoints of the same step, and those beyond `keep`."""
+    found = checkpoint_files.folders(root)  # the newest first
+    newest = {checkpoint_files.position_of(x)[:2]: x for x in reversed(found)}
+    kept = [*newest.values()][-keep:]
+    return [path for path in found if path not in (*kept, final)]
 
 
 class NotRemoved(OSError):
