@@ -292,7 +292,7 @@ def test_a_cache_of_random_numbers_is_named(tmp_path):
         (found,) = varying_data.causes(data.cache().batch(BATCH))
         assert "keeps by `cache`" in found
         on_disk = data.cache(str(tmp_path / "file"))
-        for other in (data, on_disk, on_disk.cache()):
+        for other in (data, on_disk):
             assert not varying_data.causes(other.batch(BATCH))
         # Data sets from outside of a function keep their parts to themselves.
         for other in (

@@ -60,7 +60,7 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
             yield from _of_parallel_calls(each)
         if pipelines.is_kept_in_memory(each) and any(
             operation.type in _WRITES_VARIABLES
-            for below in pipelines.datasets_below(each, in_files=False)
+            for below in pipelines.datasets_below(each)
             for operation in pipelines.operations_of_dataset(below)
         ):
             yield (

@@ -7,15 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 
-def datasets_below(
-    dataset: tf.data.Dataset, in_files: bool = True
-) -> Iterator[tf.data.Dataset]:
-    """Yields a data set and its inputs, if wanted of a cache in files, too."""
-    if not in_files and _cache_file(dataset):
-        return
+def datasets_below(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """Yields a data set and its inputs."""
     yield dataset
     for each in dataset._inputs():
-        yield from datasets_below(each, in_files)
+        yield from datasets_below(each)
 
 
 def has_unknown_parts(dataset: tf.data.Dataset) -> bool:
@@ -53,14 +49,8 @@ def is_out_of_order(dataset: tf.data.Dataset) -> bool:
 
 def is_kept_in_memory(dataset: tf.data.Dataset) -> bool:
     """Whether a data set is drawn from once, and then kept by this process."""
-    return _cache_file(dataset) == b""
-
-
-def _cache_file(dataset: Any) -> bytes | None:
-    """Returns where a data set is cached, if it is: `b""` is in memory."""
-    if not _is_one_of(dataset, "cache"):
-        return None
-    return tf.get_static_value(dataset._filename) or b""
+    file = getattr(dataset, "_filename", None)  # of a cache alone
+    return file is not None and not tf.get_static_value(file)
 
 
 def is_parallel(dataset: tf.data.Dataset) -> bool:
@@ -121,15 +111,7 @@ def begins_shuffles_later(dataset: Any) -> bool:
     return isinstance(dataset, tf.data.Dataset) and any(
         has_shuffles(each)
         for each in datasets_below(dataset)
-        if _is_one_of(each, *_BEGINS_LATER) or has_unknown_parts(each)
-    )
-
-
-def is_endless(dataset: tf.data.Dataset) -> bool:
-    """Whether a data set may not end."""
-    return dataset.cardinality() < 0 and any(
-        each.cardinality() == tf.data.INFINITE_CARDINALITY
-        for each in datasets_below(dataset)
+        if isinstance(each, _that_begin_later()) or has_unknown_parts(each)
     )
 
 
@@ -138,52 +120,22 @@ def make_iterator(dataset: Any, drawn: bool) -> None:
 
     Variables are left as they were. Nothing is drawn of an endless data set.
     """
+    iterator = iter(dataset)
     if not (drawn and begins_shuffles_later(dataset)):
-        iter(dataset)
         return
-    while _is_one_of(dataset, *_DRAWS_ALL):
-        (dataset,) = dataset._inputs()
-    if is_endless(dataset):
-        iter(dataset)
-        return
+    is_endless = dataset.cardinality() < 0 and any(
+        each.cardinality() == tf.data.INFINITE_CARDINALITY
+        for each in datasets_below(dataset)
+    )
     variables = [(each, each.numpy()) for each in variables_of_dataset(dataset)]
-    for _ in dataset:
+    for _ in () if is_endless else iterator:
         pass
     for variable, value in variables:
         variable.assign(value)
 
 
 @functools.cache
-def _kinds() -> dict[str, type]:
-    """Returns classes of data sets by what makes them."""
+def _that_begin_later() -> tuple[type, ...]:
     numbers = tf.data.Dataset.range(1)
-    made = {
-        "batch": numbers.batch(1),
-        "cache": numbers.cache(),
-        "concatenate": numbers.concatenate(numbers),
-        "filter": numbers.filter(lambda _: True),
-        "map": numbers.map(tf.abs),
-        "options": numbers.with_options(tf.data.Options()),
-        "parallel batch": numbers.batch(1, num_parallel_calls=2),
-        "parallel map": numbers.map(tf.abs, num_parallel_calls=2),
-        "prefetch": numbers.prefetch(1),
-        "repeat": numbers.repeat(),
-    }
-    return {name: type(each) for name, each in made.items()}
-
-
-def _is_one_of(dataset: Any, *kinds: str) -> bool:
-    return isinstance(dataset, tuple(_kinds()[kind] for kind in kinds))
-
-
-_BEGINS_LATER = "cache", "concatenate", "repeat"
-_DRAWS_ALL = (
-    "batch",
-    "filter",
-    "map",
-    "options",
-    "parallel batch",
-    "parallel map",
-    "prefetch",
-)
-"""The data sets that draw all of their input, once."""
+    made = numbers.cache(), numbers.concatenate(numbers), numbers.repeat()
+    return tuple(map(type, made))
