@@ -71,9 +71,13 @@ class ProgramCache:
         try:
             yield bool(stored)
             compiled = len(set(exchange.written()) - others)
-            self._report(name, bool(stored), compiled, time.monotonic() - began)
-            if not compiled:
-                self._store.mark_used(kind)
+            _log.info(
+                "%s: %s %s; its first execution took %.1f s",
+                name,
+                _told(bool(stored), compiled),
+                self._store.folder,
+                time.monotonic() - began,
+            )
         finally:
             # XLA has read them by now.
             exchange_folder.remove_flags(self._environ)
@@ -104,23 +108,14 @@ class ProgramCache:
                 )
                 return
 
-    def _report(
-        self, name: str, found: bool, compiled: int, seconds: float
-    ) -> None:
-        if compiled:
-            several = "s" if compiled > 1 else ""
-            what = f"XLA has compiled {compiled} program{several}, kept in"
-        elif found:
-            what = "a program compiled in an earlier start was loaded from"
-        else:
-            what = "TensorFlow has kept no program of XLA in"
-        _log.info(
-            "%s: %s %s; its first execution took %.1f s",
-            name,
-            what,
-            self._store.folder,
-            seconds,
-        )
+
+def _told(is_stored: bool, compiled: int) -> str:
+    if compiled:
+        several = "s" if compiled > 1 else ""
+        return f"XLA has compiled {compiled} program{several}, kept in"
+    if is_stored:
+        return "a program compiled in an earlier start was loaded from"
+    return "TensorFlow has kept no program of XLA in"
 
 
 def _shortened(path: pathlib.Path) -> str:

@@ -17,7 +17,6 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
 
 SIZE_LIMIT = 2 * 2**30
 """How many bytes the files of all stores have together at most."""
@@ -74,12 +73,6 @@ class Store:
         for path in stored[: max(0, len(stored) - count)]:
             _delete(path, self.folder)
 
-    def mark_used(self, kind: str) -> None:
-        """Makes the files of a kind the last that `prune` deletes."""
-        for path in self._stored(kind):
-            with contextlib.suppress(OSError):
-                os.utime(path)
-
     def _stored(self, kind: str) -> list[pathlib.Path]:
         """Returns the files of a kind that are not being written."""
         return [
@@ -111,22 +104,15 @@ def stored_name(name: str, content: bytes) -> str:
 
 
 def _by_age(folder: pathlib.Path) -> dict[pathlib.Path, os.stat_result]:
-    """Returns the files that were written here, the oldest first."""
+    """Returns the files written here and below, the oldest first."""
     found = {}
-    for path in _below(folder):
+    walked = () if folder.is_symlink() else os.walk(folder)
+    for path in (pathlib.Path(at, x) for at, _, names in walked for x in names):
         with contextlib.suppress(OSError):
-            if _NAME.fullmatch(path.name):
-                found[path] = path.lstat()
-    files = [each for each in found if stat.S_ISREG(found[each].st_mode)]
-    files.sort(key=lambda path: found[path].st_mtime_ns)
-    return {path: found[path] for path in files}
-
-
-def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields the files in a folder and in those below, through no link."""
-    if not folder.is_symlink():
-        for found, _, names in os.walk(folder, followlinks=False):
-            yield from (pathlib.Path(found, name) for name in names)
+            status = path.lstat()
+            if _NAME.fullmatch(path.name) and stat.S_ISREG(status.st_mode):
+                found[path] = status
+    return dict(sorted(found.items(), key=lambda item: item[1].st_mtime_ns))
 
 
 def _delete(path: pathlib.Path, root: pathlib.Path) -> None:
