@@ -25,14 +25,7 @@ _SECONDS = 300.0
 
 
 def compare_once(version: str) -> None:
-    """Trains a model on two CPU devices and on one, if it is to be tried.
-
-    Args:
-        version: The version of this package.
-
-    Raises:
-        ImportError: If they differ, with the versions to install.
-    """
+    """Trains a model on two CPU devices and on one, if it is to be tried."""
     if versions.untested() is None or os.environ.get(_RUNS):
         return
     name = f"{version}-{keras.__version__}-{tf.__version__}.equal"

@@ -11,11 +11,7 @@ backend_distribution = module_if_any(
 
 
 def provide_distribution(*functions: Callable[..., Any]) -> None:
-    """Gives Keras' TensorFlow backend functions for `keras.distribution`.
-
-    Args:
-        *functions: Found by their names, which are the names in other backends.
-    """
+    """Gives Keras' backend functions, by their names in other backends."""
     # keras.src.distribution calls them on this module. In 3.14.0 and 3.15.1
     # it has `list_devices`, which works, and attempts at DTensor.
     for function in functions:

@@ -1,8 +1,4 @@
-"""The meaning of `keras.distribution` on TensorFlow: devices, and parts.
-
-Its backend functions have the names by which Keras calls them on any backend;
-the TensorFlow backend of Keras lacks these.
-"""
+"""The functions of a backend by which Keras asks for `keras.distribution`."""
 
 import math
 import threading
@@ -40,13 +36,7 @@ _set_here = _SetHere()
 
 
 def distributed() -> Distributed | None:
-    """Returns the meaning of the distribution that is set, if one is.
-
-    Raises:
-        DeviceError: If its devices do not exist, repeat or are mixed.
-        NotImplementedError: If it is none of `DataParallel` and
-            `ModelParallel`.
-    """
+    """Returns the meaning of the distribution that is set, if one is."""
     distribution = keras.distribution.distribution()
     if distribution is not None:
         return _meaning_of(distribution)
@@ -111,17 +101,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Joins the other processes, as `keras_conflux.initialize` does.
-
-    Args:
-        job_addresses: The processes' addresses, separated by commas.
-        num_processes: The number of processes.
-        process_id: The index of this process.
-
-    Raises:
-        ClusterError: If these are wrong or incomplete.
-        ProcessError: If the others do not come.
-    """
+    """Joins the other processes, as `keras_conflux.initialize` does."""
     given = {
         "JOB_ADDRESSES": job_addresses,
         "NUM_PROCESSES": num_processes,
@@ -137,11 +117,7 @@ def initialize(
 
 
 def list_devices(device_type: str | None = None) -> list[str]:
-    """Returns the names of this process' devices, GPUs if there are any.
-
-    Args:
-        device_type: `"cpu"`, `"gpu"`, or `None`.
-    """
+    """Returns the names of this process' devices, GPUs if there are any."""
     kind = device_type.upper() if device_type else None
     found = [d for d in all_devices() if kind in (None, d.kind)]
     gpus = [d for d in found if d.kind == "GPU"]
@@ -149,20 +125,10 @@ def list_devices(device_type: str | None = None) -> list[str]:
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """Returns `tensor`, if the layout describes it.
+    """Returns `tensor`, unless the layout splits another axis than the first.
 
     A program sees global tensors, and a replica's program its own part of the
-    batch. So a tensor that is replicated, or split along its first axis, is
-    the same tensor to the program. To split a batch for a loop of your own,
-    see `keras_conflux.split`.
-
-    Args:
-        tensor: A tensor, or a tree of them.
-        layout: A `keras.distribution.TensorLayout`.
-
-    Raises:
-        NotImplementedError: If the layout splits another axis.
-        ValueError: If it splits an axis and has no mesh.
+    batch. So a tensor that is split along its first axis is the same to it.
     """
     split = [
         (axis, name)

@@ -1,10 +1,4 @@
-"""The weights that a `ModelParallel` keeps in parts, and its meaning here.
-
-A layout says where the parts of a variable lie, and never changes its value. On
-JAX the computation follows it. Here it is a matter of storage: a variable that
-a layout splits lies in parts over all devices of the mesh, each of which
-computes its samples.
-"""
+"""The weights that a `ModelParallel` keeps in parts, over all devices."""
 
 import dataclasses
 import weakref

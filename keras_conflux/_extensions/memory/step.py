@@ -27,11 +27,7 @@ def turns_that_fit(
 ) -> int | None:
     """Returns the least power of two of microbatches that fit, if any do.
 
-    Args:
-        activations: The bytes that microbatches divide.
-        gradients: The bytes of the sums that all microbatches add up.
-        variables: The bytes of the variables of a device.
-        limit: The bytes that TensorFlow may take of it.
+    They divide the bytes of activations, and add up sums of gradients.
     """
     room = int(_USED * limit) - variables
     if activations <= room:

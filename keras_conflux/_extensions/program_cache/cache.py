@@ -24,15 +24,7 @@ _log = logging.getLogger("keras_conflux")
 
 
 class ProgramCache:
-    """The executables of XLA, of this process and of earlier ones.
-
-    Args:
-        kind: The kind of the devices that programs are kept for.
-        root: The folder of all stores.
-        here: The store for all that programs depend on here.
-        exchange: The folder where TensorFlow looks.
-        environ: The environment variables, which have flags for TensorFlow.
-    """
+    """The executables for a kind of devices, also of earlier processes."""
 
     def __init__(
         self,

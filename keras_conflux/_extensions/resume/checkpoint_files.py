@@ -168,12 +168,7 @@ def new_path(root: pathlib.Path, step: int, epoch: int) -> pathlib.Path:
 
 
 def read(path: pathlib.Path) -> Saved:
-    """Returns the contents of a folder.
-
-    Raises:
-        Damage: If it differs from the checkpoint that was written.
-        ValueError: If a newer version of this package wrote it.
-    """
+    """Returns the contents of a folder, or raises its `Damage`."""
     state, digests = _read_state(path)
     for name, expected in digests.items():
         try:

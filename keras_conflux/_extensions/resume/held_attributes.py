@@ -23,15 +23,10 @@ _TOLD = "state_dict()"  # no attribute has such a name
 
 
 class HeldAttributes:
-    """The attributes of an object at the begin, and their changes since.
+    """The attributes of an object at the begin, as digests, and changes since.
 
-    Of large arrays it keeps digests only. An object that tells its state is
-    asked for that alone.
-
-    Args:
-        read: Returns its attributes that can be saved, which are no copies.
-        digest: Returns a digest by which a value is known again.
-        any_words: Whether the texts in its containers are never paths.
+    An object that tells its state is asked for that alone. With `any_words`,
+    the texts in its containers are never paths.
     """
 
     def __init__(

@@ -32,10 +32,7 @@ class State:
 def encode(value: Any, arrays: Arrays, copies: bool = True) -> Any:
     """Returns a plain value as JSON can hold it, or raises `TypeError`.
 
-    Args:
-        value: Numbers, texts, bytes, arrays, tensors, and containers of them.
-        arrays: Gets the arrays, under names that the result refers to.
-        copies: Whether it gets copies of them.
+    Arrays, or copies of them, are put beside, by names in the result.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):

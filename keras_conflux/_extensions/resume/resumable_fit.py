@@ -60,14 +60,8 @@ _FURTHER_ON = (
 class ResumableFit(keras.callbacks.CallbackList):
     """Saves and restores the state that a call of `fit` needs to go on.
 
-    It is told of each event, before or after all callbacks.
-
-    Args:
-        called: The callbacks that this process calls.
-        stateful: The callbacks whose state belongs to the training.
-        saved: The checkpoint to go on from.
-        parts: How many processes draw a part of the data of their own.
-        given: The arguments of `fit`.
+    It is told of each event, before or after the callbacks that this process
+    calls. The state of others may belong to the training, too.
     """
 
     _states: CallbackStates

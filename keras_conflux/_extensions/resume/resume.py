@@ -86,14 +86,7 @@ class Resume(keras.callbacks.Callback):
 
 
 class SavingInterval:
-    """Counts steps, or looks at the clock.
-
-    Args:
-        every: A number of steps, or a time such as `"10m"`.
-
-    Raises:
-        ValueError: If it is neither.
-    """
+    """Counts steps or, where a time such as `"10m"` is given, seconds."""
 
     def __init__(self, every: int | str) -> None:
         self._steps: float = float("inf")
@@ -111,11 +104,7 @@ class SavingInterval:
         self.restart(0)
 
     def restart(self, step: int) -> None:
-        """Counts from here.
-
-        Args:
-            step: The number of steps done, in all epochs.
-        """
+        """Counts from here, where so many steps are done in all epochs."""
         self._since = step
         self._began = time.monotonic()
 

@@ -79,12 +79,7 @@ def put_aside(folder: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def locked(root: pathlib.Path) -> Iterator[None]:
-    """Makes a directory of checkpoints, and keeps other processes from it.
-
-    Raises:
-        OSError: If nothing can be written there.
-        RuntimeError: If another training writes there.
-    """
+    """Makes a directory of checkpoints, and keeps other processes from it."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -30,12 +30,7 @@ def write(file: Any, arrays: Arrays) -> None:
 
 
 def read(file: BinaryIO) -> Arrays:
-    """Returns the arrays of a file.
-
-    Raises:
-        ValueError: If it is none of NumPy's, or would unpack to more bytes than
-            it has. This package writes no compressed files.
-    """
+    """Returns the arrays of a file that is no larger when it is unpacked."""
     size = file.seek(0, io.SEEK_END)
     try:
         with zipfile.ZipFile(file) as packed:
