@@ -18,6 +18,7 @@ from keras_conflux._extensions.resume.resume import Resume
 from keras_conflux._extensions.resume.writer import CheckpointWriter
 from keras_conflux._fit import first_process
 from keras_conflux._fit.input.calls import KerasCall
+from keras_conflux._fit.input.calls import LogSource
 from keras_conflux._fit.input.calls import observe
 from keras_conflux._replication import model_options
 
@@ -49,12 +50,13 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
     parts = process_count() if is_local else 1
     with writer.open():
         saved = _saved(resume, callbacks, given, parts)
-        shown = Resume | keras.callbacks.ProgbarLogger
+        # Clocks of another process mean nothing here.
+        without_state = Resume | keras.callbacks.ProgbarLogger | LogSource
         given["callbacks"] = training = ResumableFit(
             model,
             resume,
             called=first_process.callbacks_of_this_process(callbacks),
-            stateful=[x for x in callbacks if not isinstance(x, shown)],
+            stateful=[x for x in callbacks if not isinstance(x, without_state)],
             saved=saved,
             parts=parts,
             writer=writer,

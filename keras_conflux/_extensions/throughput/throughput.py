@@ -157,21 +157,6 @@ class Throughput(LogSource):
                 if values[key] is not None
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state that `keras_conflux.Resume` saves.
-
-        Returns:
-            An empty dict, as the clock of another process means nothing here.
-        """
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on measuring from here.
-
-        Args:
-            state: Not used.
-        """
-
     def _stop(self, measured: Measurements) -> dict[str, float | None]:
         """Returns the values of the epoch, without all that follows."""
         # Steps of validation would be added.
