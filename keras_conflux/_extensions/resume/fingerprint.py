@@ -11,43 +11,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
-from keras_conflux._compat import keras_models
-from keras_conflux._compat import keras_optimizers
 from keras_conflux._extensions.resume.checkpoint_files import Saved
-
-
-def of_model(model: keras.Model) -> dict[str, Any]:
-    """Returns a description of a model, and of its optimizer if built."""
-    optimizer = getattr(model, "optimizer", None)
-    variables = getattr(optimizer, "variables", ())
-    is_built = getattr(optimizer, "built", False)
-    return {
-        "weights": _shapes(model.weights),
-        "optimizer": [
-            type(optimizer).__name__,
-            *_shapes(variables if is_built else ()),
-        ],
-        "trained": _trained(model) if is_built else None,
-    }
-
-
-def _trained(model: keras.Model) -> list[int] | None:
-    """Returns which weights the optimizer was built for; `None` if others."""
-    places = {id(v): i for i, v in enumerate(model.trainable_variables)}
-    trained = [id(v) for v in keras_optimizers.trained_by(model.optimizer)]
-    is_known = places.keys() >= {*trained}
-    return [places[each] for each in trained] if is_known else None
-
-
-def build_optimizer(saved: Saved, model: keras.Model) -> None:
-    """Builds an optimizer for the weights that it was saved for."""
-    optimizer = getattr(model, "optimizer", None)
-    weights = model.trainable_variables
-    there = saved.state["fingerprint"]
-    _, *variables = there["optimizer"]
-    if optimizer is not None and not optimizer.built and variables:
-        places = there["trained"]
-        optimizer.build([weights[i] for i in places] if places else weights)
 
 
 def of_data(iterator: Any) -> dict[str, Any]:
@@ -95,8 +59,13 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
     """Raises if a checkpoint was saved with other data than `of_data`'s."""
     there = own_part(saved)["data"]
     if there["data"] != here["data"]:
-        name = "data like this: kind, shapes of batches, their number"
-        raise _of_another(saved, name, there["data"], here["data"])
+        raise ValueError(
+            f"The checkpoint {saved.path} belongs to another training. It was "
+            "saved with data like this: kind, shapes of batches, their number: "
+            f"{_shortened(there['data'])}; here are "
+            f"{_shortened(here['data'])}. Train with the former, or use "
+            "another directory."
+        )
     steps, step = here["steps_per_execution"], saved.state["step"]
     if steps != there["steps_per_execution"] and step % steps:
         raise ValueError(
@@ -112,45 +81,6 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
             f"{' and '.join(here['versions'])}. Results may differ in the "
             "last digits."
         )
-
-
-def assert_same_model(saved: Saved, model: keras.Model) -> None:
-    """Raises if a checkpoint was saved of another model or optimizer."""
-    there, here = saved.state["fingerprint"], of_model(model)
-    if there["weights"] != here["weights"]:
-        _assert_built(saved, keras_models.layers_are_built(model), "the model")
-        name = "weights of these shapes"
-        raise _of_another(saved, name, there["weights"], here["weights"])
-    there, here = there["optimizer"], here["optimizer"]
-    # One that no step had used has nothing to restore.
-    if there[0] != here[0] or (there[1:] and there != here):
-        if there[0] == here[0]:
-            _assert_built(saved, model.optimizer.built, "its optimizer")
-        raise _of_another(
-            saved, "an optimizer with these variables", there, here
-        )
-
-
-def _assert_built(saved: Saved, is_built: bool, what: str) -> None:
-    if not is_built:
-        raise ValueError(
-            f"The checkpoint {saved.path} cannot be restored, because {what} "
-            "has no variables yet. Build both before: call the model on a "
-            "batch, then model.optimizer.build(model.trainable_variables)"
-        )
-
-
-def _of_another(saved: Saved, name: str, there: Any, here: Any) -> ValueError:
-    return ValueError(
-        f"The checkpoint {saved.path} belongs to another training. It was "
-        f"saved with {name}: {_shortened(there)}; here are "
-        f"{_shortened(here)}. Train with the former, or use "
-        "another directory."
-    )
-
-
-def _shapes(variables: Any) -> list[str]:
-    return [f"{list(v.shape)} {v.dtype}" for v in variables]
 
 
 def _shortened(value: Any) -> str:

@@ -7,6 +7,8 @@ import keras
 import numpy as np
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume.checkpoint_files import Saved
@@ -29,25 +31,23 @@ class ModelState:
     """The contents of Keras' file of weights, with the optimizer's state."""
     arrays: Arrays
     """All else: metrics, seeds, and each replica's part of a sum."""
-    variables: list[list[Any]]
-    """The path, shape and dtype of all else, in the order of the arrays."""
+    described: dict[str, Any]
+    """The model and its optimizer, by which a checkpoint fits them."""
 
     @classmethod
     def copied_from(cls, model: keras.Model) -> "ModelState":
         """Copies the variables. See `gather` for several processes."""
-        written = weight_files.entries_of(model)
-        others = _beside_weights(model, written)
         arrays = {
             f"variable{number}": np.array(variable.numpy())
-            for number, variable in enumerate(others)
+            for number, variable in enumerate(_beside_weights(model))
         }
         shared = random_generators.present_global_seed()
         if shared is not None:
             arrays[_GLOBAL_SEED] = np.array(shared.numpy())
         return cls(
-            weight_files.copied(written),
+            weight_files.copied(weight_files.entries_of(model)),
             arrays | _parts(model),
-            _described(others),
+            _described(model),
         )
 
 
@@ -62,7 +62,7 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
     All processes call this together. Those that have no files get the weights
     from the first one.
     """
-    _assert_same(saved, model)
+    assert_same(saved, model)
     if has_files and saved.weights is not None:
         try:
             file = saved.weights
@@ -74,8 +74,7 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
                 f"{saved.path} was saved of another model: {error} Resume with "
                 "the model that it was saved of, or in another directory."
             ) from error
-    others = _beside_weights(model, weight_files.entries_of(model))
-    for number, variable in enumerate(others):
+    for number, variable in enumerate(_beside_weights(model)):
         variable.assign(saved.arrays[f"variable{number}"])
     if _GLOBAL_SEED in saved.arrays:
         # A program that has not used it yet makes it here.
@@ -93,11 +92,20 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
                 copy.assign(saved.arrays[name])
 
 
-def _beside_weights(
-    model: keras.Model, written: list[weight_files.Entry]
-) -> list[keras.Variable]:
+def build_optimizer(model: keras.Model, saved: Saved) -> None:
+    """Builds an optimizer for the weights that it was saved for."""
+    optimizer = getattr(model, "optimizer", None)
+    weights = model.trainable_variables
+    there = saved.state["model"]
+    if optimizer is not None and not optimizer.built and there[_OPTIMIZER]:
+        places = there["trained"]
+        optimizer.build([weights[i] for i in places] if places else weights)
+
+
+def _beside_weights(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables that Keras' file of weights does not have."""
     optimizer = getattr(model, "optimizer", None)
+    written = weight_files.entries_of(model)
     known = {id(value) for entry in written for value in entry.values.values()}
     known |= {id(v) for v in getattr(optimizer, "variables", ())}
     shared = random_generators.present_global_seed()
@@ -108,28 +116,77 @@ def _beside_weights(
     ]
 
 
-def _described(variables: list[keras.Variable]) -> list[list[Any]]:
+_OPTIMIZER = "optimizer's variables"
+
+
+def _described(model: keras.Model) -> dict[str, Any]:
+    optimizer = getattr(model, "optimizer", None)
+    is_built = getattr(optimizer, "built", False)
+    return {
+        "optimizer": type(optimizer).__name__,
+        "trained": _trained(model) if is_built else None,
+        "weights": _specs(model.weights),
+        _OPTIMIZER: _specs(optimizer.variables if is_built else []),
+        "other variables": _specs(_beside_weights(model)),
+    }
+
+
+def _specs(variables: list[keras.Variable]) -> list[list[Any]]:
     return [[v.path, list(v.shape), str(v.dtype)] for v in variables]
 
 
-def _assert_same(saved: Saved, model: keras.Model) -> None:
-    here = _described(_beside_weights(model, weight_files.entries_of(model)))
-    there = saved.state["variables"]
-    if [each[1:] for each in there] == [each[1:] for each in here]:
-        _assert_values(saved, here)
-        return
-    unbuilt = "".join(
+def _trained(model: keras.Model) -> list[int] | None:
+    """Returns which weights the optimizer was built for; `None` if others."""
+    places = {id(v): i for i, v in enumerate(model.trainable_variables)}
+    trained = [id(v) for v in keras_optimizers.trained_by(model.optimizer)]
+    is_known = places.keys() >= {*trained}
+    return [places[each] for each in trained] if is_known else None
+
+
+def assert_same(saved: Saved, model: keras.Model) -> None:
+    """Raises if a checkpoint was saved of another model or optimizer."""
+    there, here = saved.state["model"], _described(model)
+    begin = (
+        f"{saved.path} was saved of another model, or of one that was compiled "
+        "in another way"
+    )
+    if there["optimizer"] != here["optimizer"]:
+        raise ValueError(
+            f"{begin}: with the optimizer {there['optimizer']}, which is "
+            f"{here['optimizer']} here. Train with the former, or use another "
+            "directory."
+        )
+    for kind in ("weights", _OPTIMIZER, "other variables"):
+        saved_of, found = there[kind], here[kind]
+        is_new = kind == _OPTIMIZER and not saved_of  # no step had used it
+        if is_new or [x[1:] for x in saved_of] == [x[1:] for x in found]:
+            continue
+        raise ValueError(
+            f"{begin}. Of the {kind} and in this order, only the checkpoint "
+            f"has [{_beyond(saved_of, found)}], and only the model has "
+            f"[{_beyond(found, saved_of)}].{_ways_to_build(model)}"
+        )
+    _assert_values(saved, here["other variables"])
+
+
+def _ways_to_build(model: keras.Model) -> str:
+    found = [
         f" The optimizer {name} is not built: {HOW_TO_BUILD}."
         for name in unbuilt_optimizers(model)
+    ]
+    optimizer = getattr(model, "optimizer", None)
+    if not keras_models.layers_are_built(model) or (
+        optimizer is not None and not optimizer.built
+    ):
+        found.append(
+            " Build the model and its optimizer before: call the model on a "
+            "batch, then model.optimizer.build(model.trainable_variables)."
+        )
+    found.append(
+        " Metrics and losses of `compile` get variables in a first step: "
+        "before `keras_conflux.load`, call model.test_on_batch(x, y)."
     )
-    raise ValueError(
-        f"{saved.path} was saved of another model, or of one that was compiled "
-        "in another way. Besides the weights and in this order, only the "
-        f"checkpoint has the variables [{_beyond(there, here)}], and only the "
-        f"model has [{_beyond(here, there)}].{unbuilt} Metrics and losses of "
-        "`compile` get variables in a first step: before `keras_conflux.load`, "
-        "call model.test_on_batch(x, y)."
-    )
+    return "".join(found)
 
 
 def _beyond(some: list[list[Any]], others: list[list[Any]]) -> str:

@@ -16,7 +16,6 @@ from keras_conflux._compat import patching
 from keras_conflux._compat import versions
 from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import checkpoint_files
-from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import storage
@@ -95,8 +94,7 @@ def save(
                 {
                     "loop": encoded,
                     "generators": generators,
-                    "variables": copies.variables,
-                    "fingerprint": fingerprint.of_model(model),
+                    "model": copies.described,
                 },
                 arrays | copies.arrays,
                 keep,
@@ -168,7 +166,6 @@ def load(
             "`fit` the callback. To read its weights alone: "
             f"model.load_weights({str(weights)!r})"
         )
-    fingerprint.assert_same_model(saved, model)
     with errors_reported_to_all("loading a checkpoint"):
         model_state.restore(model, saved, process_index() == 0)
     generators = plain_values.decode(saved.state["generators"], saved.arrays)

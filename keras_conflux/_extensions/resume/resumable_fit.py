@@ -145,8 +145,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         keras_models.symbolic_build(
             self._trained, keras_iterators.batch_spec(iterator), at_once=True
         )  # all that a checkpoint has values for
-        fingerprint.build_optimizer(self._saved, self._trained)
-        fingerprint.assert_same_model(self._saved, self._trained)
+        model_state.build_optimizer(self._trained, self._saved)
+        model_state.assert_same(self._saved, self._trained)
         fingerprint.name_changed_settings(self._saved, self._compiled)
         state = self._saved.state
         if not self._position.restore(self._saved.is_over(self._epochs)):
@@ -290,8 +290,7 @@ class ResumableFit(keras.callbacks.CallbackList):
                 for part in parts
             ],
             "callbacks": self._states.changed(arrays),
-            "variables": model.variables,
-            "fingerprint": fingerprint.of_model(self._trained),
+            "model": model.described,
             "compiled": self._compiled,
             "trainable": self._layers.changed(),
         }
