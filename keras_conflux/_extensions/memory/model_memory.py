@@ -1,7 +1,6 @@
 """`memory`: the bytes of a model on each device, also with `shard=`."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -96,17 +95,20 @@ class Memory:
         unit = _unit_of(max(max(row.variables, row.step or 0) for row in rows))
         count = self.devices
         where = f"each of {count} devices" if count > 1 else "one device"
-        said = _lines(
-            [f"{unit} on {where}", "weights", "optimizer", "step"],
-            [
-                [
-                    f'shard="{row.shard}"' if row.shard else "shard=None",
-                    _in_unit(row.weights, unit),
-                    _in_unit(row.optimizer, unit),
-                    _in_unit(row.step, unit),
-                ]
-                for row in rows
-            ],
+        heads = f"{unit} on {where}", "weights", "optimizer", "step"
+        table = [heads] + [
+            (
+                f'shard="{row.shard}"' if row.shard else "shard=None",
+                _in_unit(row.weights, unit),
+                _in_unit(row.optimizer, unit),
+                _in_unit(row.step, unit),
+            )
+            for row in rows
+        ]
+        width = max(len(name) for name, *_ in table)
+        said = "\n".join(
+            f"{name:<{width}}  {weights:>7}  {optimizer:>9}  {step:>4}"
+            for name, weights, optimizer, step in table
         )
         turns = self.with_shard(None).microbatches
         if turns is None:
@@ -285,21 +287,3 @@ def _in_unit(value: int | None, unit: str) -> str:
     if value is None:
         return "?"
     return f"{value / dict(_UNITS)[unit]:.3g}"
-
-
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table, whose first column is words and the others figures."""
-    found = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*found, strict=True)]
-    return "\n".join(
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(
-                    cell.rjust(width)
-                    for cell, width in zip(row[1:], widths[1:], strict=True)
-                ),
-            ]
-        )
-        for row in found
-    )
