@@ -11,7 +11,6 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import plain_values
-from keras_conflux._extensions.resume import storage
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.checkpoint_files import directory_of
 from keras_conflux._extensions.resume.stored_arrays import Arrays
@@ -22,8 +21,7 @@ from keras_conflux._extensions.resume.stored_arrays import to_bytes
 def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
     """Returns the newest checkpoint that is whole; warns of those that are not.
 
-    Those are renamed, so that they are not kept in place of whole ones. The
-    first process reads it. The others may have no access to its files.
+    The first process reads it. The others may have no access to its files.
     """
     if process_count() == 1:
         return _newest(directory)
@@ -55,11 +53,11 @@ def _newest(directory: str | os.PathLike[str]) -> Saved | None:
         except checkpoint_files.Damage as error:
             if left[0] not in checkpoint_files.folders(directory):
                 continue
-            said = f"The checkpoint {left[0]} is not used: {error}."
-            if not isinstance(error, checkpoint_files.Unreadable):
-                said += f" It can be removed: {storage.put_aside(left[0])}."
             before = "The one before it is used."
-            warn(f"{said} {before if left[1:] else 'There is no other.'}")
+            warn(
+                f"The checkpoint {left[0]} is not used: {error}. "
+                f"{before if left[1:] else 'There is no other.'}"
+            )
     return None
 
 

@@ -139,10 +139,6 @@ class Damage(Exception):
     """A fault of a checkpoint."""
 
 
-class Unreadable(Damage):
-    """Why a checkpoint cannot be read now. It may be whole."""
-
-
 def folders(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Returns the folders of checkpoints, the newest first."""
     root = directory_of(directory)
@@ -216,12 +212,7 @@ def _read_state(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _not_read(name: str, error: Exception) -> Damage:
-    """Returns the fault: a disk or rights, unless the file is at fault."""
-    elsewhere = isinstance(error, OSError)
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        elsewhere = False
-    kind = Unreadable if elsewhere else Damage
-    return kind(f"{name} cannot be read ({error})")
+    return Damage(f"{name} cannot be read ({error})")
 
 
 def digest_of(folder: pathlib.Path, name: str) -> str:

@@ -1,5 +1,6 @@
 """Checkpoints of loops of the user's own."""
 
+import contextlib
 import os
 from typing import Any
 from typing import NamedTuple
@@ -104,11 +105,13 @@ def save(
 
 def _assert_newest(directory: str | os.PathLike[str], step: int) -> None:
     """Raises `ValueError` if `load` would read another step's checkpoint."""
-    for newest in checkpoint_files.folders(directory)[:1]:
-        latest, *_ = checkpoint_files.position_of(newest)
-        if latest > step:
+    for path in checkpoint_files.folders(directory):
+        if checkpoint_files.position_of(path)[0] <= step:
+            return
+        with contextlib.suppress(checkpoint_files.Damage):
+            checkpoint_files.read(path)
             raise ValueError(
-                f"{newest} is of a later step, and `load` would read it. Go on "
+                f"{path} is of a later step, and `load` would read it. Go on "
                 "from it, remove it, or save to another directory. Received: "
                 f"step={step}"
             )

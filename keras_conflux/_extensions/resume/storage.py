@@ -5,22 +5,15 @@ files of others is not removed.
 """
 
 import contextlib
-import errno
 import fcntl
-import itertools
 import os
 import pathlib
 import re
-import socket
-import stat
 from collections.abc import Iterator
 
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import signals
 
-_LOCK = ".lock"
-_LOCKED = re.compile(rb"\d+ on [^\n]*")
-"""The content of the file of the lock: a process and its host."""
 _NAME = re.compile(r"\.?step-\d{12}-\d{6}(\.\d+)?")
 
 
@@ -65,38 +58,25 @@ def remove_unfinished(root: pathlib.Path) -> None:
         remove(path)
 
 
-def put_aside(folder: pathlib.Path) -> pathlib.Path:
-    """Renames a damaged checkpoint, if it can; returns where it is then."""
-    if folder.is_symlink():
-        return folder
-    try:
-        return folder.rename(
-            _free_name(folder.with_name(f"damaged-{folder.name}"))
-        )
-    except OSError:
-        return folder
-
-
 @contextlib.contextmanager
 def locked(root: pathlib.Path) -> Iterator[None]:
     """Makes a directory of checkpoints, and keeps other processes from it."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        lock = os.open(root / _LOCK, flags, 0o644)
+        lock = os.open(root / ".lock", flags, 0o644)
     except OSError as error:
-        raise _not_writable(root, error) from error
+        raise OSError(
+            f"Checkpoints cannot be written to {root}: {error}. Pass "
+            "`Resume` a directory that this user may write to."
+        ) from error
     with open(lock, "rb+", buffering=0) as file:
-        _assert_own_lock(root, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            other = os.pread(lock, 300, 0).decode("utf-8", "replace")
-            other = other or "unknown"
             raise RuntimeError(
-                f"Another training, process {other}, writes its "
-                f"checkpoints to {root}. End it, or give this one "
-                "another directory."
+                f"Another training writes its checkpoints to {root}. End it, "
+                "or give this one another directory."
             ) from None
         except OSError as error:
             raise OSError(
@@ -105,28 +85,8 @@ def locked(root: pathlib.Path) -> Iterator[None]:
                 f"the file system of {root} cannot ({error.strerror})"
                 ". Mount it with locks, or choose another directory.",
             ) from error
-        os.ftruncate(lock, 0)
-        here = f"{os.getpid()} on {socket.gethostname()}"
-        os.pwrite(lock, here.encode(), 0)
         with signals.not_in_children(file.close):
             yield
-
-
-def _assert_own_lock(root: pathlib.Path, lock: int) -> None:
-    is_regular = stat.S_ISREG(os.fstat(lock).st_mode)
-    content = os.pread(lock, 300, 0) if is_regular else b"a device"
-    if content and not _LOCKED.fullmatch(content):
-        path = str(root / _LOCK)
-        raise _not_writable(
-            root, FileExistsError(errno.EEXIST, "A file of others", path)
-        )
-
-
-def _not_writable(root: pathlib.Path, error: OSError) -> OSError:
-    return OSError(
-        f"Checkpoints cannot be written to {root}: {error}. Pass "
-        "`Resume` a directory that this user may write to."
-    )
 
 
 def _hidden(folder: pathlib.Path) -> pathlib.Path:
@@ -153,14 +113,6 @@ def _remove_own(folder: pathlib.Path) -> None:
         for path in files:
             path.unlink()
         folder.rmdir()
-
-
-def _free_name(path: pathlib.Path) -> pathlib.Path:
-    """Returns a path where nothing is yet, like the given one."""
-    if not os.path.lexists(path):
-        return path
-    numbered = (path.with_name(f"{path.name}.{i}") for i in itertools.count(1))
-    return next(each for each in numbered if not os.path.lexists(each))
 
 
 def _sync(path: pathlib.Path) -> None:
