@@ -29,9 +29,7 @@ MALFORMED = (
     MemoryError,
 )
 """The errors of a file that this package has not written in this way."""
-LAST_STEP = 10**12 - 1
-"""The largest number in the name of a folder."""
-_NAME = re.compile(r"step-(\d{12})-(\d{6})(?:\.(\d+))?")
+_NAME = re.compile(r"step-(\d{12,})-(\d{6,})(?:\.(\d+))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +63,6 @@ class Saved:
     path: pathlib.Path
     state: dict[str, Any]
     arrays: Arrays
-    weights: pathlib.Path | None = None
-    """The file of weights, in the process that reads it."""
 
     def is_over(self, epochs: int) -> bool:
         """Whether a training of so many epochs had ended."""
@@ -178,16 +174,7 @@ def read(path: pathlib.Path) -> Saved:
             arrays = stored_arrays.read(file)
     except (OSError, *MALFORMED) as error:
         raise _not_read(ARRAYS, error) from error
-    return Saved(path, state, arrays, path / WEIGHTS)
-
-
-def has_state(folder: pathlib.Path) -> bool:
-    """Whether this package has written what a folder tells of a training."""
-    try:
-        _read_state(folder)
-    except (Damage, ValueError):
-        return False
-    return True
+    return Saved(path, state, arrays)
 
 
 def _read_state(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -96,11 +96,6 @@ class InputPosition:
         """How many batches of the next epoch have been trained already."""
         return 0 if self._start is None else self._start.step
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether `steps_per_epoch` cuts the data into epochs."""
-        return self.iterator.steps_per_epoch is not None
-
     def place_before(self, step: int) -> Place:
         """Returns the place before a step; before 0, an epoch has ended."""
         here, dataset = self._here, private_state.dataset_of(self.iterator)

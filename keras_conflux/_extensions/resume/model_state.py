@@ -7,10 +7,12 @@ import keras
 import numpy as np
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._extensions.resume import plain_files
+from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.compat import weight_files
@@ -56,17 +58,16 @@ def gather(model: keras.Model) -> None:
     state.add_up_accumulated(state.stateful_objects(model))
 
 
-def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
+def restore(model: keras.Model, saved: Saved) -> None:
     """Gives the variables of a built model the values that were saved.
 
-    All processes call this together. Those that have no files get the weights
-    from the first one.
+    All processes call this together. They get the weights from the first one.
     """
     assert_same(saved, model)
-    if has_files and saved.weights is not None:
+    if process_index() == 0:
         try:
-            file = saved.weights
-            with plain_files.open_file(file.parent, file.name):
+            file = saved.path / WEIGHTS
+            with plain_files.open_file(saved.path, WEIGHTS):
                 weight_files.assert_fits(file, weight_files.entries_of(model))
                 model.load_weights(file)
         except (ValueError, KeyError, TypeError) as error:

@@ -70,11 +70,6 @@ def save(
     versions.assert_in_place("resume", "kc.save")
     arguments.assert_count("keep", keep, "how many checkpoints stay")
     arguments.assert_count("step", step, "how many steps are done", least=0)
-    if step > checkpoint_files.LAST_STEP:
-        raise ValueError(
-            f"`step` is {checkpoint_files.LAST_STEP} at most. Received: "
-            f"step={step}"
-        )
     arrays: Arrays = {}
     encoded = plain_values.encode(state, arrays)
     what = "saving a checkpoint"
@@ -87,19 +82,16 @@ def save(
             _assert_newest(directory, step)
             root = checkpoint_files.directory_of(directory)
             storage.remove_unfinished(root)
-            copies = ModelState.copied_from(model)
-            writer.write(
+            said = writer.write(
                 root,
                 (step, 0),
-                copies.weights,
-                {
-                    "loop": encoded,
-                    "generators": generators,
-                    "model": copies.described,
-                },
-                arrays | copies.arrays,
+                ModelState.copied_from(model),
+                {"loop": encoded, "generators": generators},
+                arrays,
                 keep,
             )
+            if said:
+                warn(said)
         barrier()
 
 
@@ -163,14 +155,14 @@ def load(
     if saved is None:
         return None
     if "loop" not in saved.state:
-        weights = saved.weights or saved.path / checkpoint_files.WEIGHTS
+        weights = saved.path / checkpoint_files.WEIGHTS
         raise ValueError(
             f"{saved.path} was saved by `Resume`, which also restores it: pass "
             "`fit` the callback. To read its weights alone: "
             f"model.load_weights({str(weights)!r})"
         )
     with errors_reported_to_all("loading a checkpoint"):
-        model_state.restore(model, saved, process_index() == 0)
+        model_state.restore(model, saved)
     generators = plain_values.decode(saved.state["generators"], saved.arrays)
     random_generators.set_states(_own(generators))
     step, *_ = checkpoint_files.position_of(saved.path)

@@ -39,6 +39,7 @@ from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._extensions.resume.resume import Resume
 from keras_conflux._extensions.resume.resume import SavingInterval
 from keras_conflux._extensions.resume.signals import Preemption
+from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._extensions.resume.trainable_layers import TrainableLayers
 from keras_conflux._extensions.resume.writer import CheckpointWriter
 
@@ -68,6 +69,8 @@ class ResumableFit(keras.callbacks.CallbackList):
     _layers: TrainableLayers
     _data: dict[str, Any]
     _compiled: dict[str, Any]
+    _is_certain: bool
+    """Whether a step whose begin is told will come."""
 
     def __init__(
         self,
@@ -113,16 +116,6 @@ class ResumableFit(keras.callbacks.CallbackList):
         ):
             yield
 
-    @property
-    def _is_certain(self) -> bool:
-        """Whether a step whose begin is told will come.
-
-        Keras finds out that data has ended when it tries the next step. A state
-        taken before that one is then none to go on from.
-        """
-        _, _, number = self._data["data"]
-        return number is not None and not self._position.is_cut
-
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores, or begins."""
         steps = self._position.iterator.num_batches
@@ -137,6 +130,12 @@ class ResumableFit(keras.callbacks.CallbackList):
         iterator = self._position.iterator
         self._position.varies = self._name_what_varies()
         self._data = fingerprint.of_data(iterator)
+        # Keras finds out that other data has ended when it tries the next step.
+        # A state taken before that one is then none to go on from.
+        self._is_certain = (
+            iterator.num_batches is not None
+            and iterator.steps_per_epoch is None
+        )
         self._compiled = fingerprint.of_compile(self._trained)
         if self._saved is None:
             self._name_what_is_not_built()
@@ -279,7 +278,7 @@ class ResumableFit(keras.callbacks.CallbackList):
     ) -> Callable[[], None]:
         """Returns a function that writes a checkpoint of this moment."""
         model = ModelState.copied_from(self._trained)
-        arrays = dict(model.arrays)
+        arrays: Arrays = {}
         state = {
             "epoch": self._epoch,
             "done": self._done,
@@ -290,13 +289,12 @@ class ResumableFit(keras.callbacks.CallbackList):
                 for part in parts
             ],
             "callbacks": self._states.changed(arrays),
-            "model": model.described,
             "compiled": self._compiled,
             "trainable": self._layers.changed(),
         }
         position = self._done + step, self._epoch
         return functools.partial(
-            self._writer.write, position, model.weights, state, arrays
+            self._writer.write, position, model, state, arrays
         )
 
     def _put_down(self) -> None:
@@ -322,7 +320,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         raise ExitOfAllProcesses(128 + signal)
 
     def _restore(self, saved: Saved) -> None:
-        model_state.restore(self._trained, saved, process_index() == 0)
+        model_state.restore(self._trained, saved)
         self._layers.restore(saved.state["trainable"])
         self._states.restore(saved.state["callbacks"], saved.arrays)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import signals
 
-_NAME = re.compile(r"\.?step-\d{12}-\d{6}(\.\d+)?")
+_NAME = re.compile(r"\.?step-\d{12,}-\d{6,}(\.\d+)?")
 
 
 @contextlib.contextmanager
@@ -99,9 +99,8 @@ def own_files(folder: pathlib.Path) -> list[pathlib.Path] | None:
     if not _NAME.fullmatch(folder.name) or folder.is_symlink():
         return None
     found = [*folder.iterdir()] if folder.is_dir() else []
-    files = [x for x in found if x.is_file() and not x.is_symlink()]
-    names = {path.name for path in files}
-    is_own = folder.name.startswith(".") or checkpoint_files.has_state(folder)
+    names = {x.name for x in found if x.is_file() and not x.is_symlink()}
+    is_own = folder.name.startswith(".") or checkpoint_files.STATE in names
     known = names <= checkpoint_files.FILES and len(names) == len(found)
     return found if folder.is_dir() and is_own and known else None
 

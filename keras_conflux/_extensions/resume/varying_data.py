@@ -16,7 +16,11 @@ from keras_conflux._extensions.resume.data_state import ValidationData
 def causes(dataset: Any, owner: Any = None) -> list[str]:
     """Returns why batches cannot be drawn a second time, a phrase for each."""
     found = dict.fromkeys(_of_dataset(dataset))
-    found |= dict.fromkeys(_of_py_dataset(owner))
+    if isinstance(owner, keras.utils.PyDataset) and owner.workers > 1:
+        found[
+            f"its {owner.workers} workers draw random numbers in any order, if "
+            "they draw any"
+        ] = None
     return list(found)
 
 
@@ -111,11 +115,3 @@ def _has_no_seed(operation: tf.Operation) -> bool:
         # None is not known.
         return seed_is_drawn() or all(seed == 0 for seed in seeds)
     return False
-
-
-def _of_py_dataset(owner: Any) -> Iterator[str]:
-    if isinstance(owner, keras.utils.PyDataset) and owner.workers > 1:
-        yield (
-            f"its {owner.workers} workers draw random numbers in any order, if "
-            "they draw any"
-        )

@@ -20,6 +20,7 @@ from keras_conflux._extensions.resume.checkpoint_files import FORMAT
 from keras_conflux._extensions.resume.checkpoint_files import STATE
 from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
 from keras_conflux._extensions.resume.compat import weight_files
+from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 
@@ -30,7 +31,7 @@ class CheckpointWriter:
         self._root = directory
         self._keep = keep
         self._thread: ThreadPoolExecutor | None = None
-        self._writing: Future[pathlib.Path] | None = None
+        self._writing: Future[str] | None = None
         self.pauses: list[float] = []
         """The seconds for which each checkpoint has held up training."""
 
@@ -57,21 +58,14 @@ class CheckpointWriter:
     def write(
         self,
         position: tuple[int, int],
-        weights: list[weight_files.Entry],
+        model: ModelState,
         state: dict[str, Any],
         arrays: Arrays,
     ) -> None:
         """Lets the thread write. See `write`."""
         assert self._thread is not None
-        self._writing = self._thread.submit(
-            write,
-            self._root,
-            position,
-            weights,
-            state,
-            arrays,
-            self._keep,
-        )
+        given = self._root, position, model, state, arrays, self._keep
+        self._writing = self._thread.submit(write, *given)
 
     def wait(self) -> None:
         """Waits until a checkpoint is written. A full disk only warns."""
@@ -79,25 +73,25 @@ class CheckpointWriter:
         if writing is None:
             return
         try:
-            writing.result()
-        except NotRemoved as error:
-            warn(f"An older checkpoint could not be removed: {error}.")
+            said = writing.result()
         except OSError as error:
-            warn(
+            said = (
                 f"A checkpoint could not be written: {error}. Training goes "
                 "on, and the checkpoints before stay."
             )
+        if said:
+            warn(said)
 
 
 def write(
     root: pathlib.Path,
     position: tuple[int, int],
-    weights: list[weight_files.Entry],
+    model: ModelState,
     state: dict[str, Any],
     arrays: Arrays,
     keep: int,
-) -> pathlib.Path:
-    """Writes a checkpoint, removes old ones, and returns its path.
+) -> str:
+    """Writes a checkpoint, removes old ones, and tells if one could not go.
 
     Nothing remains of it after an `OSError`, as where a disk is full. The
     position is the number of steps done, and the epoch. The state, anything
@@ -106,11 +100,12 @@ def write(
     final = checkpoint_files.new_path(root, *position)
     with storage.new_folder(final) as folder:
         try:
-            weight_files.write(weights, folder / WEIGHTS)
+            weight_files.write(model.weights, folder / WEIGHTS)
         except RuntimeError as error:  # h5py's, where a disk is full
             raise OSError(str(error)) from error
-        stored_arrays.write(folder / ARRAYS, arrays)
-        text = json.dumps(state | {"format": FORMAT})
+        stored_arrays.write(folder / ARRAYS, arrays | model.arrays)
+        described = {"model": model.described, "format": FORMAT}
+        text = json.dumps(state | described)
         outer = {
             "state": text,
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
@@ -124,8 +119,8 @@ def write(
         for old in _replaced(root, final, keep):
             storage.remove(old)
     except OSError as error:
-        raise NotRemoved(str(error)) from error
-    return final
+        return f"An older checkpoint could not be removed: {error}."
+    return ""
 
 
 def _replaced(
@@ -136,7 +131,3 @@ def _replaced(
     newest = {checkpoint_files.position_of(x)[:2]: x for x in reversed(found)}
     kept = [*newest.values()][-keep:]
     return [path for path in found if path not in (*kept, final)]
-
-
-class NotRemoved(OSError):
-    """An older checkpoint could not be removed. The new one is in place."""
