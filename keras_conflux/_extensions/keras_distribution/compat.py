@@ -10,12 +10,12 @@ backend_distribution = module_if_any(
 )
 
 
-def provide_distribution(*functions: Callable[..., Any]) -> None:
+def provide_distribution(**functions: Callable[..., Any]) -> None:
     """Gives Keras' backend functions, by their names in other backends."""
     # keras.src.distribution calls them on this module. In 3.14.0 and 3.15.1
     # it has `list_devices`, which works, and attempts at DTensor.
-    for function in functions:
-        setattr(backend_distribution, function.__name__, function)
+    for name, function in functions.items():
+        setattr(backend_distribution, name, function)
 
 
 def take_whole_datasets(distribution: Any) -> None:

@@ -9,7 +9,6 @@ import keras
 
 from keras_conflux._cluster.processes import join_others
 from keras_conflux._cluster.processes import process_count
-from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import patching
 from keras_conflux._devices.device import devices as find_devices
@@ -84,16 +83,6 @@ def make_data_parallel(
 def get_device_count(device_type: str | None = None) -> int:
     """Returns the number of devices of a kind; of GPUs, if any, by default."""
     return len(keras.distribution.list_devices(device_type))
-
-
-def num_processes() -> int:
-    """Returns how many processes train together."""
-    return process_count()
-
-
-def process_id() -> int:
-    """Returns which of the processes this one is, from 0."""
-    return process_index()
 
 
 def initialize(

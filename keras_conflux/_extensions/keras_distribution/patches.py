@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import patching
 from keras_conflux._compat.patching import patch_all
 from keras_conflux._extensions.common import private_names
@@ -45,12 +47,12 @@ def install() -> None:
     """Puts the doors in place, and the rest at the first use."""
     ask_for_distribution(keras_distribution.distributed)
     compat.provide_distribution(
-        keras_distribution.distribute_tensor,
-        keras_distribution.get_device_count,
-        keras_distribution.initialize,
-        keras_distribution.num_processes,
-        keras_distribution.process_id,
-        keras_distribution.list_devices,
+        distribute_tensor=keras_distribution.distribute_tensor,
+        get_device_count=keras_distribution.get_device_count,
+        initialize=keras_distribution.initialize,
+        list_devices=keras_distribution.list_devices,
+        num_processes=process_count,
+        process_id=process_index,
     )
     patch_all(DOORS)
     patching.when_used(functools.partial(patch_all, PATCHES))

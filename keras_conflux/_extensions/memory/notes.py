@@ -1,5 +1,6 @@
 """Notes on errors of memory: its use, and ways to save it."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,10 @@ def explain(error: BaseException, model: Any, keeps_activations: bool) -> None:
     """
     if not isinstance(error, tf.errors.ResourceExhaustedError):
         return
-    found = None if model is None else _known(model)
+    found = None
+    if model is not None:
+        with contextlib.suppress(ValueError):  # it is not built
+            found = memory(model)
     rows: list[_Row] = [] if found is None else [*_shards(model, found)]
     if found is not None and keeps_activations:
         rows += _turns(model, found)
@@ -101,11 +105,3 @@ def _turns(model: Any, found: Memory) -> Iterator[_Row]:
             f"replicate(..., microbatches={turns})",
             "runs a batch in parts, one after another, with the same result",
         )
-
-
-def _known(model: Any) -> Memory | None:
-    """Returns the memory of a model, as far as its variables are there."""
-    try:
-        return memory(model)
-    except ValueError:  # it is not built
-        return None
