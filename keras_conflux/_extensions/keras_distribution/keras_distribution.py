@@ -119,26 +119,22 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
     A program sees global tensors, and a replica's program its own part of the
     batch. So a tensor that is split along its first axis is the same to it.
     """
-    split = [
-        (axis, name)
-        for axis, name in enumerate(layout.axes)
-        if name is not None
-    ]
-    if split and layout.device_mesh is None:
-        raise ValueError(
-            f"A layout that splits a tensor, here {layout.axes}, needs a mesh: "
-            "`TensorLayout(axes, device_mesh=mesh)`."
-        )
-    for axis, name in split:
-        names = list(layout.device_mesh.axis_names)
-        is_batch = axis == 0 and name == _batch_axis(layout.device_mesh)
-        if not is_batch and layout.device_mesh.shape[names.index(name)] > 1:
+    mesh = layout.device_mesh
+    for axis, name in enumerate(layout.axes):
+        if name is not None and mesh is None:
+            raise ValueError(
+                f"A layout that splits a tensor, here {layout.axes}, needs a "
+                "mesh: `TensorLayout(axes, device_mesh=mesh)`."
+            )
+        if name is None or (axis == 0 and name == _batch_axis(mesh)):
+            continue
+        if mesh.shape[list(mesh.axis_names).index(name)] > 1:
             raise NotImplementedError(
                 f"The layout {layout.axes} splits axis {axis} of a tensor over "
-                f"{name!r} of {layout.device_mesh}. Only the first axis of a "
-                "tensor, the batch's, is split here, and over the axis "
-                f"of a mesh that is for batches. {model_parallel.MEANING}, so "
-                f"give the outputs of layers no layout. {_SUPPORTED}"
+                f"{name!r} of {mesh}. Only the first axis of a tensor, the "
+                "batch's, is split here, and over the axis of a mesh that is "
+                f"for batches. {model_parallel.MEANING}, so give the outputs "
+                f"of layers no layout. {_SUPPORTED}"
             )
     return tensor
 

@@ -172,11 +172,10 @@ def memory(
     if batch is not None:
         step = _step(model, batch, count, used.devices[0])
     whole, *others = _of_each_shard(model, count, step, _peak(used))
-    first = dataclasses.replace(
-        whole, microbatches=_turns(model, whole, limit_of(used))
-    )
-    found = dataclasses.replace(first, others=tuple(others))
-    return found.with_shard(shard)
+    turns = _turns(model, whole, limit_of(used))
+    return dataclasses.replace(
+        whole, microbatches=turns, others=tuple(others)
+    ).with_shard(shard)
 
 
 def limit_of(strategy: ReplicatedStrategy) -> int:

@@ -22,8 +22,6 @@ from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 _SET_ANEW = {"params", "min_delta"}
 """Attributes that Keras sets in each training, `min_delta` by its old value."""
-_OF_LOGS = keras.callbacks.History | keras.callbacks.CSVLogger
-"""Callbacks whose containers hold the names of logs, which may be any."""
 _FUNCTIONS = (types.FunctionType, types.MethodType)
 _WITHOUT_STATE: tuple[type, ...] = (
     types.BuiltinFunctionType,
@@ -55,10 +53,7 @@ class CallbackStates:
 
     def __init__(self, callbacks: list[Any]) -> None:
         self._callbacks = callbacks
-        self._held = [
-            HeldAttributes(each, _held_by, any_words=isinstance(each, _OF_LOGS))
-            for each in callbacks
-        ]
+        self._held = [HeldAttributes(each, _held_by) for each in callbacks]
         for each in callbacks:
             _name_what_is_lost(each)
 

@@ -33,20 +33,14 @@ def of_data(iterator: Any) -> dict[str, Any]:
 def assert_as_many_parts(saved: Saved, count: int) -> None:
     """Raises unless as many processes had a part of the data of their own."""
     there = len(saved.state["parts"])
-    if there == count:
-        return
-    texts = [
-        "all processes reading the same data"
-        if each == 1
-        else f'data="local" and {each} processes'
-        for each in (there, count)
-    ]
-    raise ValueError(
-        f"The checkpoint {saved.path} was saved with {texts[0]}; here it is "
-        f"{texts[1]}. Where each process draws a part of its own, only as many "
-        "processes can go on in their parts. Start the training as it was "
-        "started, or pass `Resume` another directory."
-    )
+    if there != count:
+        raise ValueError(
+            f"The checkpoint {saved.path} was saved with data in {there} "
+            f"part(s), one of each process; here it is in {count}. Without "
+            '`data="local"`, it is in 1. Only as many processes can go on in '
+            "their parts. Start the training as it was started, or pass "
+            "`Resume` another directory."
+        )
 
 
 def own_part(saved: Saved) -> dict[str, Any]:

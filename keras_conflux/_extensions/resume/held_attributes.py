@@ -19,14 +19,15 @@ import tensorflow as tf
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import plain_values
 
+_OF_LOGS = keras.callbacks.History | keras.callbacks.CSVLogger
+"""Callbacks whose containers hold the names of logs, which may be any."""
 _TOLD = "state_dict()"  # no attribute has such a name
 
 
 class HeldAttributes:
     """The attributes of an object at the begin, as digests, and changes since.
 
-    An object that tells its state is asked for that alone. With `any_words`,
-    the texts in its containers are never paths.
+    An object that tells its state is asked for that alone.
     """
 
     def __init__(
@@ -34,10 +35,9 @@ class HeldAttributes:
         owner: Any,
         read: Callable[[Any], dict[str, Any]],
         digest: Callable[[Any], Any] = plain_values.digest,
-        any_words: bool = False,
     ) -> None:
         self._owner, self._read, self._digest = owner, read, digest
-        self._any_words = any_words
+        self._any_words = isinstance(owner, _OF_LOGS)
         self._tells = tells_its_state(owner)
         if self._tells:
             plain_values.told_state(owner)  # which may not be saved

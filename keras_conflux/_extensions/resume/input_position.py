@@ -10,8 +10,6 @@ import contextlib
 import contextvars
 import dataclasses
 import itertools
-import logging
-import time
 from collections.abc import Generator
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +27,6 @@ from keras_conflux._fit.input.calls import Epoch
 from keras_conflux._fit.input.calls import EpochObserver
 from keras_conflux._fit.input.calls import FitObserver
 
-_log = logging.getLogger("keras_conflux")
 _WHAT_TO_DO = (
     "Give the training the data that it had, or begin another one in another "
     "directory; `model.load_weights` reads the `model.weights.h5` of the "
@@ -206,7 +203,6 @@ class InputPosition:
         self._start = None
         if not start.begun:
             return
-        began = time.monotonic()
         batches = itertools.islice(source, start.drawn)
         count, batch = 0, None
         for count, batch in enumerate(batches, 1):  # noqa: B007
@@ -226,11 +222,6 @@ class InputPosition:
         # Drawing again has repeated the draws of the user's Python code.
         if not private_state.calls_python(self.iterator):
             random_generators.set_states(start.generators)
-        _log.info(
-            "Drew %d batches again in %.1f s.",
-            start.drawn,
-            time.monotonic() - began,
-        )
 
     def _assert_same(self, start: Place, batch: Tree) -> None:
         """Raises `ValueError` if other samples would be trained from here."""

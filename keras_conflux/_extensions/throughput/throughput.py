@@ -88,8 +88,7 @@ class Throughput(LogSource):
         self.keys = keys
         self.prefix = prefix
         self._measured: Measurements | None = None
-        self._gpus: list[Device] = []
-        self._spans_processes = False
+        self._strategy: Any = None
         self._began = 0.0
         self._values: dict[str, float | None] | None = None
 
@@ -109,9 +108,7 @@ class Throughput(LogSource):
                 "`keras_conflux.replicate(model, devices=1)` is enough."
             )
             return
-        self._measured, strategy = found
-        self._spans_processes = strategy.communicator.spans_processes
-        self._gpus = [x for x in strategy.devices if x.kind == "GPU"]
+        self._measured, self._strategy = found
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
@@ -147,7 +144,7 @@ class Throughput(LogSource):
         if self._measured is None:
             return
         values = self._stop(self._measured)
-        if self._spans_processes:
+        if self._strategy.communicator.spans_processes:
             assert_same_place(f"the throughput of epoch {epoch}")
             values = _of_all_processes(values)
         if logs is not None:
@@ -174,12 +171,13 @@ class Throughput(LogSource):
             seconds -= measured.first.seconds
         else:
             work = measured.first
+        gpus = [each for each in self._strategy.devices if each.kind == "GPU"]
         return {
             "samples_per_second": _ratio(work.samples, seconds) or None,
             "step_ms": 1e3 * _ratio(seconds - measured.waited, work.steps),
             "input_wait": _ratio(measured.waited, seconds),
             "compile_s": measured.first.seconds,
-            "peak_gib": max(map(_peak_gib, self._gpus), default=None),
+            "peak_gib": max(map(_peak_gib, gpus), default=None),
         }
 
 

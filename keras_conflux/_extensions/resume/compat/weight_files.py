@@ -37,13 +37,8 @@ def entries_of(model: keras.Model) -> list[Entry]:
 def copied(entries: list[Entry]) -> list[Entry]:
     """Returns entries with copies of their values, on the host."""
     return [
-        dataclasses.replace(
-            entry,
-            values={
-                name: _copied(value) for name, value in entry.values.items()
-            },
-        )
-        for entry in entries
+        Entry(x.path, x.metadata, {k: _copied(v) for k, v in x.values.items()})
+        for x in entries
     ]
 
 
