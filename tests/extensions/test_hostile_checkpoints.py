@@ -27,8 +27,9 @@ from conftest import RUN_LONG_TESTS
 
 import keras_conflux as kc
 from keras_conflux._extensions.resume import fit as resumed_fit
+from keras_conflux._extensions.resume import stored_arrays
 
-WEIGHTS, ARRAYS, STATE = "model.weights.h5", "state.npz", "state.json"
+WEIGHTS, STATE = "model.weights.h5", "state.npz"
 SECONDS = 20
 
 
@@ -168,44 +169,36 @@ def changes(found):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("name", [WEIGHTS, ARRAYS, STATE])
+@pytest.mark.parametrize("name", [WEIGHTS, STATE])
 def test_other_things_in_place_of_files(model, runs, tmp_path, name, kind):
     kind(newest(runs) / name, tmp_path)
     assert_older_is_used(model, runs, tmp_path, name)
 
 
-def told(runs, **changed):
-    """Changes what a checkpoint tells, with digests that are right."""
-    path = newest(runs) / STATE
-    outer = json.loads(path.read_text()) | changed
-    outer["sha256"] = hashlib.sha256(str(outer["state"]).encode()).hexdigest()
-    for name in outer["files"]:
-        with contextlib.suppress(OSError, ValueError):
-            if (path.parent / name).is_file():
-                content = (path.parent / name).read_bytes()
-                outer["files"][name] = hashlib.sha256(content).hexdigest()
-    path.write_text(json.dumps(outer))
+def state_of(runs):
+    """Returns what a checkpoint tells, and its arrays."""
+    with open(newest(runs) / STATE, "rb") as file:
+        return stored_arrays.read(file)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"files": None},
-        {"files": {}},
-        {"files": 5},
-        {"state": "[" * 10**5},
-        {"state": "[1]"},
-        {"state": "5"},
-        {"state": 5},
-    ],
-    ids=lambda changed: str(changed)[:30],
-)
+def tell(runs, state, arrays):
+    """Changes what a checkpoint tells, with a digest that is right."""
+    path = newest(runs)
+    if isinstance(state, dict):
+        content = (path / WEIGHTS).read_bytes()
+        state |= {"digest": hashlib.sha256(content).hexdigest()}
+    stored_arrays.write(path / STATE, state, arrays)
+
+
+@pytest.mark.parametrize("changed", [None, 5, "5", [1], {}, {"format": 3}])
 def test_what_is_told_makes_no_sense(model, runs, tmp_path, changed):
-    path = newest(runs) / STATE
-    outer = json.loads(path.read_text()) | changed
-    text = str(outer["state"]).encode()
-    outer["sha256"] = hashlib.sha256(text).hexdigest()
-    path.write_text(json.dumps(outer))
+    stored_arrays.write(newest(runs) / STATE, changed, {})
+    assert_older_is_used(model, runs, tmp_path, "cannot be read")
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, "", ["{}", "{}"], 5.0])
+def test_a_text_that_is_no_document(model, runs, tmp_path, text):
+    np.savez(newest(runs) / STATE, text=np.array(text))
     assert_older_is_used(model, runs, tmp_path, "cannot be read")
 
 
@@ -258,18 +251,14 @@ ARRAY_FILES = {
 
 @pytest.mark.parametrize("kind", ARRAY_FILES)
 def test_files_of_arrays_that_are_not_ours(model, runs, tmp_path, kind):
-    (newest(runs) / ARRAYS).write_bytes(ARRAY_FILES[kind])
-    told(runs)
-    assert_older_is_used(model, runs, tmp_path, ARRAYS)
+    (newest(runs) / STATE).write_bytes(ARRAY_FILES[kind])
+    assert_older_is_used(model, runs, tmp_path, STATE)
 
 
 def test_arrays_that_the_model_does_not_have(model, runs):
-    path = newest(runs) / ARRAYS
-    with np.load(path) as found:
-        arrays = dict(found)
+    state, arrays = state_of(runs)
     for changed in (arrays | {"variable0": np.zeros(10**6)}, {}):
-        np.savez(path, **changed)
-        told(runs)
+        tell(runs, state, changed)
         with in_time(), pytest.raises(ValueError, match="does not write such"):
             kc.load(model, runs)
 
@@ -279,7 +268,7 @@ def test_weights_that_unpack_to_more_than_the_model(model, runs, tmp_path):
     with h5py.File(path, "a") as file:
         size = 2**40
         file.create_dataset("more", (size,), "f4", chunks=True, fillvalue=1)
-    told(runs)
+    tell(runs, *state_of(runs))
     assert path.stat().st_size < 2**24
     with (
         in_time(),
@@ -305,7 +294,7 @@ def test_weights_that_are_no_numbers(model, runs, kind):
         file.create_dataset(
             "layers/dense/vars/0", (3, 2), HUGE[kind], chunks=True
         )
-    told(runs)
+    tell(runs, *state_of(runs))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with in_time(), pytest.raises(ValueError, match="under 'layers/dense/v"):
         kc.load(model, runs)
@@ -318,10 +307,10 @@ NO_LOCKS = [link, dangling, zeros, endless, listening, folder, loop]
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("name", [".lock", "state.json"])
+@pytest.mark.parametrize("name", [".lock", STATE])
 def test_files_beside_checkpoints(model, runs, tmp_path, name, kind):
     place = runs
-    if name == "state.json":
+    if name == STATE:
         place = runs / ".step-000000000009-000000"
         place.mkdir()
     (place / name).write_text("1 on host")
@@ -465,9 +454,10 @@ def assert_nothing_else_changes(trainings, interrupted, folder, change):
     precious.write_text("mine")
     np.save(folder / "precious.npy", np.ones((2, 3)))
     runs = shutil.copytree(interrupted, folder / "runs")
-    state = json.loads(json.loads((newest(runs) / STATE).read_text())["state"])
+    state, arrays = state_of(runs)
     change(state)
-    told(runs, state=json.dumps(state).replace("{folder}", str(folder)))
+    state = json.loads(json.dumps(state).replace("{folder}", str(folder)))
+    tell(runs, state, arrays)
     OPENED.clear()
     with in_time(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

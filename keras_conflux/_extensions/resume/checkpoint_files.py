@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -14,9 +13,8 @@ from keras_conflux._extensions.resume import stored_arrays
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 WEIGHTS = "model.weights.h5"
-ARRAYS = "state.npz"
-STATE = "state.json"
-FILES = {WEIGHTS, ARRAYS, STATE}
+STATE = "state.npz"
+FILES = {WEIGHTS, STATE}
 FORMAT = 3
 _URL = re.compile(r"[a-zA-Z][\w+.-]+:/")  # a `Path` has one slash of it
 MALFORMED = (
@@ -93,7 +91,7 @@ def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
 def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
     """Returns the checkpoints in a directory, the newest first.
 
-    All of their bytes are read, and compared with the digests that were taken
+    All of their bytes are read, and compared with the checksums that were taken
     when they were written.
 
     Args:
@@ -161,45 +159,25 @@ def new_path(root: pathlib.Path, step: int, epoch: int) -> pathlib.Path:
 
 def read(path: pathlib.Path) -> Saved:
     """Returns the contents of a folder, or raises its `Damage`."""
-    state, digests = _read_state(path)
-    for name, expected in digests.items():
-        try:
-            found = digest_of(path, name)
-        except (OSError, ValueError) as error:
-            raise _not_read(name, error) from error
-        if found != expected:
-            raise Damage(f"{name} has changed since it was written")
     try:
-        with plain_files.open_file(path, ARRAYS) as file:
-            arrays = stored_arrays.read(file)
+        with plain_files.open_file(path, STATE) as file:
+            state, arrays = stored_arrays.read(file)
+        written_in, digest = state["format"], state["digest"]
     except (OSError, *MALFORMED) as error:
-        raise _not_read(ARRAYS, error) from error
-    return Saved(path, state, arrays)
-
-
-def _read_state(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the state, and the digests of other files."""
-    try:
-        outer = json.loads(plain_files.read_text(path, STATE))
-        text, digest = outer["state"], outer["sha256"]
-        found = hashlib.sha256(text.encode()).hexdigest()
-        digests = {name: outer["files"][name] for name in (WEIGHTS, ARRAYS)}
-        state = dict(json.loads(text)) if found == digest else {}
-    except (OSError, *MALFORMED) as error:
-        raise _not_read(STATE, error) from error
-    if found != digest:
-        raise Damage(f"{STATE} has changed since it was written")
-    if state.get("format") != FORMAT:
+        raise Damage(f"{STATE} cannot be read ({error})") from error
+    if written_in != FORMAT:
         raise ValueError(
-            f"{path} is in format {state.get('format')}, of another version of "
+            f"{path} is in format {written_in}, of another version of "
             f"keras-conflux; this one reads format {FORMAT}. Install the "
             "version that wrote it."
         )
-    return state, digests
-
-
-def _not_read(name: str, error: Exception) -> Damage:
-    return Damage(f"{name} cannot be read ({error})")
+    try:
+        found = digest_of(path, WEIGHTS)
+    except (OSError, ValueError) as error:
+        raise Damage(f"{WEIGHTS} cannot be read ({error})") from error
+    if found != digest:
+        raise Damage(f"{WEIGHTS} has changed since it was written")
+    return Saved(path, state, arrays)
 
 
 def digest_of(folder: pathlib.Path, name: str) -> str:

@@ -121,7 +121,7 @@ _OPTIMIZER = "optimizer's variables"
 
 
 def _described(model: keras.Model) -> dict[str, Any]:
-    optimizer = getattr(model, "optimizer", None)
+    optimizer: Any = getattr(model, "optimizer", None)
     is_built = getattr(optimizer, "built", False)
     return {
         "optimizer": type(optimizer).__name__,

@@ -11,8 +11,6 @@ import pathlib
 import stat
 from typing import BinaryIO
 
-_LARGEST_TEXT = 2**28
-"""How many bytes a file of text has at most. It is read as a whole."""
 _NO_FILES = (errno.ELOOP, errno.ENXIO)
 """The errors of links that are not followed, and of sockets."""
 
@@ -37,15 +35,6 @@ def open_file(folder: pathlib.Path, name: object) -> BinaryIO:
         os.close(descriptor)
         raise StrangeFileError(f"{path} is no regular file")
     return open(descriptor, "rb")
-
-
-def read_text(folder: pathlib.Path, name: str) -> str:
-    """Returns the text of a file, which is not too large for one."""
-    with open_file(folder, name) as file:
-        content = file.read(_LARGEST_TEXT + 1)
-    if len(content) > _LARGEST_TEXT:
-        raise StrangeFileError(f"{folder / name} is larger than any text")
-    return content.decode()
 
 
 def _is_plain(name: str) -> bool:

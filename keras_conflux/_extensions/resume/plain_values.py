@@ -80,7 +80,7 @@ def _in_order(value: Iterable) -> list[Any]:
 
 
 def _default_and_items(value: collections.defaultdict) -> list[Any]:
-    factory = value.default_factory
+    factory: Any = value.default_factory
     if factory not in _FACTORIES.values():
         raise TypeError(f"A defaultdict of {factory} is no plain value.")
     return [factory.__name__, _items(value)]

@@ -1,4 +1,4 @@
-"""Arrays as NumPy's files hold them."""
+"""A JSON document and arrays, as one of NumPy's files."""
 
 import io
 import json
@@ -13,13 +13,13 @@ import numpy as np
 Arrays = dict[str, np.ndarray]
 
 
-def write(file: Any, arrays: Arrays) -> None:
-    """Writes arrays to a path or a file.
+def write(file: Any, document: Any, arrays: Arrays) -> None:
+    """Writes them to a path or a file.
 
     NumPy reads bfloat16 and float8 back as bytes without a meaning, so their
     names tell them. Structured arrays, of the same kind, it reads as they were.
     """
-    stored = {}
+    stored = {"text": np.array(json.dumps(document))}
     for name, array in arrays.items():
         dtype = array.dtype
         if dtype.kind == "V" and hasattr(ml_dtypes, dtype.name):
@@ -29,8 +29,11 @@ def write(file: Any, arrays: Arrays) -> None:
     np.savez(file, **stored)
 
 
-def read(file: BinaryIO) -> Arrays:
-    """Returns the arrays of a file that is no larger when it is unpacked."""
+def read(file: BinaryIO) -> tuple[Any, Arrays]:
+    """Undoes `write`, of a file that is no larger when it is unpacked.
+
+    All of its bytes are read, and compared with the checksums there.
+    """
     size = file.seek(0, io.SEEK_END)
     try:
         with zipfile.ZipFile(file) as packed:
@@ -47,7 +50,8 @@ def read(file: BinaryIO) -> Arrays:
     strange = [k for k, v in arrays.items() if not isinstance(v, np.ndarray)]
     if strange:
         raise ValueError(f"{strange} are no arrays")
-    return dict(_with_dtype(*each) for each in arrays.items())
+    document = json.loads(str(arrays.pop("text")))
+    return document, dict(_with_dtype(*each) for each in arrays.items())
 
 
 def _with_dtype(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
@@ -56,13 +60,12 @@ def _with_dtype(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
 
 
 def to_bytes(document: Any, arrays: Arrays) -> bytes:
-    """Returns a JSON document and some arrays as one string of bytes."""
+    """Returns the content of such a file."""
     file = io.BytesIO()
-    write(file, arrays | {"text": np.array(json.dumps(document))})
+    write(file, document, arrays)
     return file.getvalue()
 
 
 def from_bytes(content: bytes) -> tuple[Any, Arrays]:
     """Undoes `to_bytes`."""
-    arrays = read(io.BytesIO(content))
-    return json.loads(str(arrays.pop("text"))), arrays
+    return read(io.BytesIO(content))

@@ -1,8 +1,6 @@
 """Writes checkpoints, in a thread while training goes on."""
 
 import contextlib
-import hashlib
-import json
 import pathlib
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -15,7 +13,6 @@ from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import storage
 from keras_conflux._extensions.resume import stored_arrays
-from keras_conflux._extensions.resume.checkpoint_files import ARRAYS
 from keras_conflux._extensions.resume.checkpoint_files import FORMAT
 from keras_conflux._extensions.resume.checkpoint_files import STATE
 from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
@@ -103,18 +100,12 @@ def write(
             weight_files.write(model.weights, folder / WEIGHTS)
         except RuntimeError as error:  # h5py's, where a disk is full
             raise OSError(str(error)) from error
-        stored_arrays.write(folder / ARRAYS, arrays | model.arrays)
-        described = {"model": model.described, "format": FORMAT}
-        text = json.dumps(state | described)
-        outer = {
-            "state": text,
-            "sha256": hashlib.sha256(text.encode()).hexdigest(),
-            "files": {
-                name: checkpoint_files.digest_of(folder, name)
-                for name in (WEIGHTS, ARRAYS)
-            },
+        told = {
+            "format": FORMAT,
+            "digest": checkpoint_files.digest_of(folder, WEIGHTS),
+            "model": model.described,
         }
-        (folder / STATE).write_text(json.dumps(outer))
+        stored_arrays.write(folder / STATE, state | told, arrays | model.arrays)
     try:
         for old in _replaced(root, final, keep):
             storage.remove(old)
