@@ -196,7 +196,7 @@ def test_what_is_told_makes_no_sense(model, runs, tmp_path, changed):
     assert_older_is_used(model, runs, tmp_path, "cannot be read")
 
 
-@pytest.mark.parametrize("text", ["[" * 10**5, "", ["{}", "{}"], 5.0])
+@pytest.mark.parametrize("text", ["[" * 10**5, "", "5", "[{}]", ["[]", "[]"]])
 def test_a_text_that_is_no_document(model, runs, tmp_path, text):
     np.savez(newest(runs) / STATE, text=np.array(text))
     assert_older_is_used(model, runs, tmp_path, "cannot be read")

@@ -1,12 +1,14 @@
 """Plain values come back from the files of a checkpoint as they were."""
 
 import collections
+import contextlib
 
 import keras
 import ml_dtypes
 import numpy as np
 import pytest
 
+from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import stored_arrays
 
@@ -34,6 +36,21 @@ def test_arrays_of_all_kinds(array):
     (found,) = and_back([array])
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
     assert found.tobytes() == array.tobytes()
+
+
+def test_a_changed_bit_is_noticed():
+    arrays = {f"value{index}": array for index, array in enumerate(ARRAYS)}
+    document = {"state": [1, 2]}
+    content = bytearray(stored_arrays.to_bytes(document, arrays))
+    expected = stored_arrays.from_bytes(content)
+    for place in range(len(content)):
+        bit = 1 << place % 8
+        content[place] ^= bit
+        with contextlib.suppress(OSError, *checkpoint_files.MALFORMED):
+            # Dates of entries, for example, mean nothing.
+            found = stored_arrays.from_bytes(content)
+            assert repr(found) == repr(expected)
+        content[place] ^= bit
 
 
 VALUES = [

@@ -19,14 +19,15 @@ def write(file: Any, document: Any, arrays: Arrays) -> None:
     NumPy reads bfloat16 and float8 back as bytes without a meaning, so their
     names tell them. Structured arrays, of the same kind, it reads as they were.
     """
-    stored = {"text": np.array(json.dumps(document))}
+    stored = {}
     for name, array in arrays.items():
         dtype = array.dtype
         if dtype.kind == "V" and hasattr(ml_dtypes, dtype.name):
             stored[f"{name}:{dtype.name}"] = array.view(f"u{dtype.itemsize}")
         else:
             stored[name] = array
-    np.savez(file, **stored)
+    text = json.dumps([document, [*stored]])
+    np.savez(file, text=np.array(text), **stored)
 
 
 def read(file: BinaryIO) -> tuple[Any, Arrays]:
@@ -50,7 +51,10 @@ def read(file: BinaryIO) -> tuple[Any, Arrays]:
     strange = [k for k, v in arrays.items() if not isinstance(v, np.ndarray)]
     if strange:
         raise ValueError(f"{strange} are no arrays")
-    document = json.loads(str(arrays.pop("text")))
+    document, names = json.loads(str(arrays.pop("text")))
+    # The directory of such a file has no checksum of its own.
+    if arrays.keys() != {*names}:
+        raise ValueError("it has lost some arrays")
     return document, dict(_with_dtype(*each) for each in arrays.items())
 
 
