@@ -837,7 +837,7 @@ def parts_are_resumed(directory):
     try:
         trained(resume, Stopped(None), data="global")
     except ValueError as error:
-        assert 'data="local" and' in str(error)  # noqa: PT017
+        assert 'Without `data="local"`' in str(error)  # noqa: PT017
     else:
         raise AssertionError
 
