@@ -103,20 +103,12 @@ def set_flags(
 
     TensorFlow reads this when it is first asked for devices.
     """
-    xla_flags.append(
-        environ,
-        _TENSORFLOW,
-        f"{_PREFIX} {_DEVICE_TYPES}={device_type} "
-        f"{_PROGRAMS}={_quoted(folder)}",
-    )
+    if re.search(r'["\\\n]', str(folder)):
+        raise CacheUnavailable(f"flags cannot name the folder {folder}")
+    flags = f'{_PREFIX} {_DEVICE_TYPES}={device_type} {_PROGRAMS}="{folder}"'
+    xla_flags.append(environ, _TENSORFLOW, flags)
 
 
 def remove_flags(environ: MutableMapping[str, str]) -> None:
     """Removes this package's flags, also a parent process' flags."""
     xla_flags.take_out(environ, _TENSORFLOW, _OURS)
-
-
-def _quoted(folder: pathlib.Path) -> str:
-    if re.search(r'["\\\n]', str(folder)):
-        raise CacheUnavailable(f"flags cannot name the folder {folder}")
-    return f'"{folder}"'

@@ -34,11 +34,10 @@ def held_by(owner: Any) -> HeldAttributes:
     """Returns the attributes of a `PyDataset`; `None` has none."""
     if owner is None:
         owner = types.SimpleNamespace()
-    return HeldAttributes(owner, _plain_of, _mark)
-
-
-def _plain_of(owner: Any) -> dict[str, Any]:
-    return {k: v for k, v in vars(owner).items() if plain_values.is_plain(v)}
+    plain = plain_values.is_plain
+    return HeldAttributes(
+        owner, lambda x: {k: v for k, v in vars(x).items() if plain(v)}, _mark
+    )
 
 
 def _mark(value: Any) -> Any:

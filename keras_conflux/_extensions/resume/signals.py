@@ -61,7 +61,9 @@ class Preemption:
         before = {
             number: signal.signal(number, self._note_signal)
             for number in self._numbers
-            if not _is_of_nohup(number)
+            # `nohup` has said that this one shall not be heard.
+            if number != signal.SIGHUP
+            or signal.getsignal(number) is not signal.SIG_IGN
         }
 
         def put_back() -> None:
@@ -92,12 +94,6 @@ def silence_closed(terminals: list[int]) -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, descriptor)
             os.close(nowhere)
-
-
-def _is_of_nohup(number: signal.Signals) -> bool:
-    """Whether `nohup` has said that this signal shall not be heard."""
-    is_hangup = number.name == "SIGHUP"
-    return is_hangup and signal.getsignal(number) is signal.SIG_IGN
 
 
 @contextlib.contextmanager

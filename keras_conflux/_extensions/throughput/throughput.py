@@ -13,7 +13,6 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import arguments
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._devices.device import Device
 from keras_conflux._fit.input import execution_plan
 from keras_conflux._fit.input import measurements
 from keras_conflux._fit.input.calls import LogSource
@@ -171,22 +170,22 @@ class Throughput(LogSource):
             seconds -= measured.first.seconds
         else:
             work = measured.first
-        gpus = [each for each in self._strategy.devices if each.kind == "GPU"]
+        peaks = [
+            tf.config.experimental.get_memory_info(each)["peak"] / 2**30
+            for each in self._strategy.devices
+            if each.kind == "GPU"
+        ]
         return {
             "samples_per_second": _ratio(work.samples, seconds) or None,
             "step_ms": 1e3 * _ratio(seconds - measured.waited, work.steps),
             "input_wait": _ratio(measured.waited, seconds),
             "compile_s": measured.first.seconds,
-            "peak_gib": max(map(_peak_gib, gpus), default=None),
+            "peak_gib": max(peaks, default=None),
         }
 
 
 def _ratio(amount: float, of: float) -> float:
     return float(amount / of) if of > 0 else 0.0
-
-
-def _peak_gib(gpu: Device) -> float:
-    return tf.config.experimental.get_memory_info(gpu)["peak"] / 2**30
 
 
 def _of_all_processes(
