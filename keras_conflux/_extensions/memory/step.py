@@ -1,8 +1,6 @@
 """The memory of a training step besides variables, as XLA compiles it.
 
-The forward and the backward pass of one device's part of a batch are compiled,
-with variables as arguments, so that it does not matter where these are. Nothing
-runs.
+Variables are arguments, so it does not matter where they are. Nothing runs.
 """
 
 from typing import Any

@@ -1,8 +1,4 @@
-"""The memory of a model's variables on each device.
-
-Variables that are not made yet are known as well: a copy of an optimizer is
-built in a graph that never runs, where a variable is no more than its shape.
-"""
+"""The memory of variables on each device, also before they are made."""
 
 import contextlib
 import dataclasses

@@ -1,9 +1,7 @@
 """The insides of TensorFlow that the cache of programs needs.
 
-Names of traced functions have to be the same in each process.
-TensorFlow ends the name of each function with the number of functions traced
-before. XLA's cache on disk looks programs up by these names, so another
-function that is traced first would make it miss.
+XLA's cache looks programs up by the names of traced functions, which end with
+the number of functions traced before.
 """
 
 import contextlib

@@ -1,13 +1,8 @@
 """The facts that a compiled program depends on besides its source.
 
-XLA's own keys hold the program and the shapes. They do not hold the versions of
-TensorFlow, CUDA and the driver, the model of the GPUs, or flags. A change of
-any of them has to lead to another folder, as the old programs may be wrong,
-slow, or impossible to load.
-
-TensorFlow fixes its settings when it is asked for devices, so it cannot be
-asked here for GPUs. The driver says it in files; some containers hide them, and
-then nvidia-smi is asked.
+XLA's own keys hold the program and the shapes. A change of anything else leads
+to another folder. TensorFlow fixes its settings when it is asked for devices,
+so the driver tells the GPUs, in files or by nvidia-smi.
 """
 
 import hashlib

@@ -1,9 +1,7 @@
 """The folder where TensorFlow looks for files, and the flags that name it.
 
-It belongs to one process and is empty but for the first call of a program.
-Stored files are then linked into it, and TensorFlow's new files are taken out
-of it. So TensorFlow meets neither damaged files nor a full disk of the store,
-and functions that this package has not traced find nothing.
+It belongs to one process. For the first call of a program, stored files are
+linked into it, and TensorFlow's new files are taken out.
 """
 
 import atexit

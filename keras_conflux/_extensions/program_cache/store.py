@@ -1,12 +1,7 @@
 """The files on disk, with a digest of their content in their names.
 
-No file with another name is read, counted or deleted, and links are not
-followed: other files in the folder stay. A file whose content has another
-digest is damaged.
-
-A file is written under another name, and renamed when it is whole. So a process
-that is killed leaves nothing behind that looks whole, and several processes
-can write at once.
+Files with other names stay, and links are not followed. A file gets its name
+when it is whole, so processes may write at once, or be killed.
 """
 
 import contextlib

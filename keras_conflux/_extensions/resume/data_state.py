@@ -1,9 +1,7 @@
 """The state of data besides the place in it: iterators made, and a `PyDataset`.
 
-A shuffle of tf.data takes a seed for each iterator that is made of it, whether
-by this call of `fit`, its validation, a former call or `evaluate`. So the next
-elements of a data set follow from all that were made before. Each evaluation
-draws from the beginning, so this is all that is to be known of its data.
+A shuffle of tf.data takes a seed for each iterator that is made of it, by
+whomever. So the next elements follow from all that were made before.
 """
 
 import types

@@ -1,9 +1,8 @@
 """The attributes of callbacks and data, of which a checkpoint gives some back.
 
-A script's value, such as a `patience`, is obeyed as it is now. A value that has
-changed in training is saved. A checkpoint may be a stranger's: it gives a value
-to an attribute that is there, of the kind that it has, and no text that could
-be a path.
+A value that has changed in training is saved. A checkpoint may be a stranger's:
+it gives a value to an attribute that is there, of the kind that it has, and no
+text that could be a path.
 """
 
 import collections

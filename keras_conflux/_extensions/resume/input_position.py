@@ -1,9 +1,7 @@
 """Where training stands in its data, and how it gets there again.
 
-The batches of a source follow from where the random generators stood when it
-began, from how many iterators were made of it before (a shuffle of tf.data
-takes a seed for each), and from how many batches have been drawn. So its
-batches are drawn once more, and dropped.
+The batches of a source follow from random generators and from the iterators
+made before. So they are drawn once more, and dropped.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Opens the files of a folder that others may have filled.
 
-A file that is read is a regular one that lies in the folder itself: no link,
-no device, no pipe, and nothing elsewhere. All files of checkpoints are opened
-here.
+A file that is read is a regular one that lies in the folder itself. All files
+of checkpoints are opened here.
 """
 
 import errno

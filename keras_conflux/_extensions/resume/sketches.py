@@ -1,8 +1,7 @@
 """A few numbers by which a batch is known again.
 
-They are sums of some of its entries, with signs that are always the same. Other
-samples give other sums. Roundings, such as on another processor that
-prepares the data, leave them as they are but for a tolerance.
+They are sums of some of its entries, with signs that are always the same, and
+bear roundings, as of another processor.
 """
 
 import zlib
