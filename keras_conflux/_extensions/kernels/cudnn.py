@@ -72,9 +72,10 @@ class Cudnn:
         values: tf.Tensor,
         bias: tf.Tensor | None,
         form: Form,
-        with_statistics: bool,
     ) -> list[tf.Tensor]:
-        """Returns the output and, if asked for, the statistics.
+        """Returns the output, and the statistics for `backward`.
+
+        These are float32 of shape `(B, N, T)`.
 
         Args:
             queries: Queries of shape `(B, T, N, H)`.
@@ -82,13 +83,10 @@ class Cudnn:
             values: Values of shape `(B, S, K, H)`.
             bias: The summand of the scores: `(B or 1, N or 1, T, S)`.
             form: The form of the attention.
-            with_statistics: Whether to return the statistics for `backward`:
-                float32 of shape `(B, N, T)`.
         """
         batch, length, heads, _ = queries.shape
-        results = [_heads_first(queries)]
-        if with_statistics:
-            results.append(((batch, heads, length), tf.float32))
+        statistics = (batch, heads, length), tf.float32
+        results = [_heads_first(queries), statistics]
         operands = [queries, keys, values, *_present(bias)]
         products = {
             "bmm1_dot_dimension_numbers": _product(3, 3),

@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import combined
-from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._extensions.kernels import masks
 from keras_conflux._extensions.kernels.compiled_shapes import compiled_shapes
 from keras_conflux._extensions.kernels.cudnn import Cudnn
@@ -102,7 +101,6 @@ def _fused(
         shapes,
         mask,
         keras_own,
-        tensorflow_tracing.is_recorded(inputs),
         functools.partial(_note_rows, step),
     )
     return attention(*inputs)

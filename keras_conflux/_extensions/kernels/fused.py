@@ -31,8 +31,6 @@ class Fused:
     mask: Mask | None
     composed: Callable[..., tf.Tensor]
     """Computes the same from queries, keys and values."""
-    is_recorded: bool
-    """Whether a gradient tape may ask for gradients."""
     note: Callable[[_Tensors, _Tensors], None]
     """Called with the outputs, and their inputs."""
 
@@ -43,30 +41,20 @@ class Fused:
 
         @_custom_gradient
         def attention(*inputs: tf.Tensor) -> _WithGradient:
-            known = self._forward(inputs, self.is_recorded)
-
-            def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-                if self.is_recorded:
-                    return self._gradients(inputs, known, upstream)
-                # Somebody asks who is no tape.
-                recorded = self._forward(inputs, with_statistics=True)
-                return self._gradients(inputs, recorded, upstream)
-
+            known = self._forward(inputs)
             (output,) = _opened(known[:1], inputs[:1])
             self.note([output], inputs)
-            return output, gradient
+            return output, lambda upstream: self._gradients(
+                inputs, known, upstream
+            )
 
         return attention(queries, keys, values)
 
-    def _forward(
-        self, inputs: _Tensors, with_statistics: bool
-    ) -> list[tf.Tensor]:
-        """Returns the output and, if asked for, the statistics."""
+    def _forward(self, inputs: _Tensors) -> list[tf.Tensor]:
+        """Returns the output and the statistics."""
         queries, keys, values = self._of_known_shapes(inputs)
         bias = None if self.mask is None else self.mask.bias(queries.dtype)
-        found = self.kernel.forward(
-            queries, keys, values, bias, self.form, with_statistics
-        )
+        found = self.kernel.forward(queries, keys, values, bias, self.form)
         if self.mask is not None:
             found[0] = self.mask.with_means(found[0], values)
         return found
