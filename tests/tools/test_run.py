@@ -333,8 +333,8 @@ def test_a_long_progress_bar_is_in_a_file_from_time_to_time():
     written = []
 
     class Screen(output.Screen):
-        def write(self, output, text, is_end):
-            written.append((output.descriptor, output.prefix + text))
+        def write(self, descriptor, line):
+            written.append((descriptor, line))
 
     stream = output.Output(Screen(written.append), 2, b"[0] ")
     stream.feed(b"\rstep 1")

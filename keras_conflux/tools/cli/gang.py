@@ -15,11 +15,9 @@ from typing import Any
 from typing import BinaryIO
 from typing import NamedTuple
 
-from keras_conflux.tools.cli import reasons
 from keras_conflux.tools.cli.output import ENDING
 from keras_conflux.tools.cli.output import Output
 from keras_conflux.tools.cli.output import Screen
-from keras_conflux.tools.cli.reasons import Ended
 from keras_conflux.tools.cli.reasons import LastError
 
 _CHILD = Path(__file__).with_name("child.py")
@@ -38,6 +36,15 @@ _UNTIL_SIGTERM_SECONDS = 1.0
 for all, which then arrives."""
 _MOST = 1 << 20
 """How many bytes a pipe holds at most."""
+
+
+class Ended(NamedTuple):
+    """A process has ended."""
+
+    index: int
+    """Which one."""
+    status: int
+    """Its exit status, or 128 and the number of the signal that ended it."""
 
 
 class Signal(NamedTuple):
@@ -61,10 +68,9 @@ class Outcome(NamedTuple):
     """How the processes have ended."""
 
     status: int
-    """The exit status of a process that failed, of the first if known, or 0."""
+    """The exit status of the first process that failed, or 0."""
     failed: Ended | None
-    """Which process was the first; `None` if none failed before all were to
-    end. One that left the others alone has ended well."""
+    """Which one it was; `None` if none failed before all were to end."""
     error: str
     """The error that it has raised, or nothing."""
     is_interrupted: bool
@@ -105,8 +111,7 @@ class Gang:
         self._readers: list[threading.Thread] = []
         self._running: set[int] = set()
         self._errors = [LastError() for _ in environments]
-        self._failed: list[Ended] = []
-        self._left: list[Ended] = []
+        self._failed: Ended | None = None
         self._status = 0
         self._is_closed = False
         # The readers are told to leave when its other end is closed.
@@ -151,14 +156,11 @@ class Gang:
             else:
                 self._take_note(event)
         self._close()
-        failure = reasons.first(self._failed, self._left, self._errors)
+        failed = self._failed
         return Outcome(
-            (failure and failure.status) or self._status,
-            failure,
-            # One that has ended well has caught the errors that it has printed.
-            self._errors[failure.index].text
-            if failure and failure.status
-            else "",
+            failed.status if failed else self._status,
+            failed,
+            self._errors[failed.index].text if failed else "",
             self._is_interrupted,
             self._heard,
         )
@@ -176,13 +178,11 @@ class Gang:
     def _take_note(self, ended: Ended) -> None:
         self._running.discard(ended.index)
         if ended.status == 0:
-            if not self._failed:
-                self._left.append(ended)
             return
         if not self._failed and ended.status - 128 in self._told:
             self._is_interrupted = True
         elif not self._is_asked_to_end:
-            self._failed.append(ended)
+            self._failed = self._failed or ended
         self._status = self._status or ended.status
         if self._deadline is None and not self._is_asked_to_end:
             self._set_deadline(self._grace_seconds)

@@ -20,7 +20,7 @@ _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)
 _REDRAWN_SECONDS = 10.0
 """How often a line that is drawn again and again is written."""
 _LONG = 1 << 16
-"""The bytes from which on a line is written in parts, before its end."""
+"""The bytes from which on a line is broken."""
 
 _NAMES = {1: "standard output", 2: "standard error"}
 
@@ -56,15 +56,8 @@ class Sink:
         self._is_closed = False
         self._is_gone = False
         self._is_failing = False
-        self.open: Output | None = None
-        """The owner of a line without an end."""
         self._thread = threading.Thread(target=self._write_all, daemon=True)
         self._thread.start()
-
-    def begun(self, line: "Output | None") -> bytes:
-        """Returns the bytes to write before a new line."""
-        before, self.open = self.open, line
-        return b"" if before is None else b"\n"
 
     def wait_for_room(self) -> None:
         """Waits while a reader has too much to read already."""
@@ -151,36 +144,22 @@ class Screen:
     """
 
     def __init__(self, on_gone: Callable[[str], None]) -> None:
-        self._lock = threading.Lock()
         self._on_gone = on_gone
         self._files: dict[int, Sink] = {}
         for descriptor in _NAMES:
             found = self._same(descriptor) or self._sink(descriptor)
             self._files[descriptor] = found
 
-    def write(self, output: "Output", text: bytes, is_end: bool) -> None:
-        """Writes a line, or a part of a long one, which may be its end."""
-        file = self._files[output.descriptor]
+    def write(self, descriptor: int, line: bytes) -> None:
+        """Writes a line, once its reader has room for it."""
+        file = self._files[descriptor]
         file.wait_for_room()
-        with self._lock:
-            if file.open is not output:
-                text = file.begun(output) + output.prefix + text
-            file.put(text + b"\n" * is_end)
-            file.open = None if is_end else output
-
-    def end_line(self, output: "Output") -> None:
-        """Ends the line of which parts were written, if there is one."""
-        file = self._files[output.descriptor]
-        with self._lock:
-            if file.open is output:
-                file.put(file.begun(None))
+        file.put(line + b"\n")
 
     def say(self, text: str, descriptor: int = 2) -> None:
         """Writes a line of the launcher's own. This does not wait."""
-        file = self._files[descriptor]
-        with self._lock:
-            line = f"keras-conflux run: {text}\n".encode(errors="replace")
-            file.put(file.begun(None) + line)
+        line = f"keras-conflux run: {text}\n"
+        self._files[descriptor].put(line.encode(errors="replace"))
 
     def keep_up_to(self, limit: float) -> None:
         """Sets how many bytes are kept for a reader that pauses."""
@@ -188,10 +167,8 @@ class Screen:
             file.keep_up_to(limit)
 
     def close(self) -> None:
-        """Ends a line that is open. Nothing is written afterwards."""
+        """Has all be written. Nothing is written afterwards."""
         for file in self._files.values():
-            with self._lock:
-                file.put(file.begun(None))
             file.close()
 
     def join(self, seconds: float) -> bool:
@@ -237,7 +214,7 @@ class Output:
         screen: The screen to write to.
         descriptor: 1 for standard output, 2 for standard error.
         prefix: The text before each line.
-        hear: Called with each line that has ended, if it is not long.
+        hear: Called with each line.
     """
 
     def __init__(
@@ -247,8 +224,8 @@ class Output:
         prefix: bytes,
         hear: Callable[[bytes], None] = lambda line: None,
     ) -> None:
-        self.descriptor = descriptor
-        self.prefix = prefix
+        self._descriptor = descriptor
+        self._prefix = prefix
         self._screen = screen
         self._hear = hear
         self._rest = b""
@@ -261,21 +238,19 @@ class Output:
             self._write(line)
         self._rest = _last_state(rest)
         if len(self._rest) > _LONG:
-            self._screen.write(self, _visible(self._rest), is_end=False)
-            self._rest = b""
+            self.close()
         elif b"\r" in self._rest and time.monotonic() > self._next_redrawn:
             self._write(self._rest)
 
     def close(self) -> None:
-        """Ends a last line that has no end."""
+        """Ends a line that has no end."""
         if self._rest:
             self._write(self._rest)
         self._rest = b""
-        self._screen.end_line(self)
 
     def _write(self, line: bytes) -> None:
         text = _visible(line)
-        self._screen.write(self, text, is_end=True)
+        self._screen.write(self._descriptor, self._prefix + text)
         self._hear(text)
         self._next_redrawn = time.monotonic() + _REDRAWN_SECONDS
 

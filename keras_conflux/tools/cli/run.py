@@ -106,7 +106,7 @@ def main(options: argparse.Namespace) -> int:
     """Starts all processes, and again if one fails.
 
     Returns:
-        0, or the exit status of the process that failed first, in the last
+        0, or the exit status of the first process that failed, in the last
         attempt. It is 128 and the signal's number if a signal ended it.
     """
     command = _command(options)
@@ -299,8 +299,6 @@ def _told(outcome: Outcome, attempt: int, restarts: int) -> str:
     if failed.status > 128:
         number = failed.status - 128
         text += f" ({signal.strsignal(number) or f'signal {number}'})"
-    if failed.status == 0:
-        text += ", while others still trained with it"
     if outcome.error:
         text += f": {outcome.error}"
     if attempt < restarts:
