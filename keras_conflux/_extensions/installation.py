@@ -48,7 +48,6 @@ KERNELS = (
     (private_names.EINSUM, dense_products.einsum),
     (private_names.EINSUM_DENSE_CALL, dense_products.einsum_dense),
     (private_names.CONV, pointwise.conv),
-    (private_names.SEPARABLE_CONV, pointwise.separable_conv),
 )
 """The methods of Keras' layers that run faster kernels."""
 

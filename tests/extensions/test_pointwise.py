@@ -78,30 +78,6 @@ def test_other_floats(dtype, rounding):
     assert_close(found, expected, rounding)
 
 
-@pytest.mark.parametrize(
-    ("shape", "kernels", "options"),
-    [
-        ((6, 5, 3), ((2, 3, 3, 2), (1, 1, 6, 5)), {"padding": "same"}),
-        ((6, 5, 3), ((2, 2, 3, 2), (1, 1, 6, 5)), {"strides": 2}),
-        (
-            (6, 5, 3),
-            ((2, 2, 3, 1), (1, 1, 3, 5)),
-            {"strides": 2, "dilation_rate": 2},
-        ),
-        ((7, 3), ((3, 3, 1), (1, 3, 5)), {"dilation_rate": 2}),
-    ],
-)
-def test_separable_convolutions(shape, kernels, options):
-    def conv(x, y, z):
-        return keras.ops.separable_conv(x, y, z, **options)
-
-    found, types = value_and_gradients(conv, shape, kernels, True)
-    expected, _ = value_and_gradients(conv, shape, kernels, False)
-    assert_close(found, expected)
-    assert "Conv2D" not in types
-    assert types.count("MatMul") == 3
-
-
 def graph_or_error(function, in_xla, *specs):
     """Returns the types of a graph's operations, or why there is no graph."""
 
@@ -166,27 +142,6 @@ def test_other_dtypes_are_left_to_keras(inputs, kernel):
     assert [x for x in found if x != "Squeeze"] == [*expected]
 
 
-@pytest.mark.parametrize(
-    ("pointwise", "data_format"),
-    [
-        ((1, 1, 2, 6), "channels_last"),  # which Keras refuses
-        ((2, 1, 4, 6), "channels_last"),
-        ((1, 1, 4, 6), "channels_first"),
-    ],
-)
-def test_other_separable_convolutions(pointwise, data_format):
-    def conv(x, y, z):
-        return keras.ops.separable_conv(x, y, z, data_format=data_format)
-
-    found, expected = (
-        graph_or_error(
-            conv, in_xla, ([None, 4, 6, 4],), ([2, 2, 4, 1],), (pointwise,)
-        )
-        for in_xla in (True, False)
-    )
-    assert found == expected
-
-
 def test_other_kernels_are_read_once():
     layer = keras.layers.Conv2D(5, (2, 1))
     layer.build((None, 6, 4, 3))
@@ -234,7 +189,6 @@ def test_layers_train_as_without_replicas(policy):
             keras.Input((6, 6, 3)),
             keras.layers.Conv2D(8, 1, 2, activation="relu", dtype=policy),
             keras.layers.Conv2D(8, 1, lora_rank=2, dtype=policy),
-            keras.layers.SeparableConv2D(4, 2, padding="same", dtype=policy),
             keras.layers.Flatten(),
             keras.layers.Dense(1),
         ]

@@ -48,13 +48,8 @@ CONV = PrivateName(
     f"{TF_OPS}.nn:conv",
     "inputs, kernel, strides, padding, data_format, dilation_rate",
 )
-SEPARABLE_CONV = PrivateName(
-    f"{TF_OPS}.nn:separable_conv",
-    "inputs, depthwise_kernel, pointwise_kernel, strides, padding, "
-    "data_format, dilation_rate",
-)
 
-KERNELS = (ATTENTION, GELU, EINSUM, EINSUM_DENSE_CALL, CONV, SEPARABLE_CONV)
+KERNELS = (ATTENTION, GELU, EINSUM, EINSUM_DENSE_CALL, CONV)
 
 # --- memory
 

@@ -5,7 +5,6 @@ and times before the first step. For a product, the algorithms of cuBLASLt need
 not be built.
 """
 
-import math
 import string
 from collections.abc import Callable
 from typing import Any
@@ -34,44 +33,6 @@ def conv(
     return original(inputs, kernel, *options) if result is None else result
 
 
-def separable_conv(
-    original: Callable,
-    inputs: Any,
-    depthwise_kernel: Any,
-    pointwise_kernel: Any,
-    strides: Any = 1,
-    padding: Any = "valid",
-    data_format: str | None = None,
-    dilation_rate: Any = 1,
-) -> Any:
-    """Computes its second part, of single positions, as `conv` does."""
-    kernels = (depthwise_kernel, pointwise_kernel)
-    options = (strides, padding, data_format, dilation_rate)
-    if not (
-        dense_products.traces_for_xla()
-        and _is_channels_last(data_format)
-        and _follow_each_other(*kernels)
-    ):
-        return original(inputs, *kernels, *options)
-    filtered = keras.ops.depthwise_conv(inputs, depthwise_kernel, *options)
-    return keras.ops.conv(filtered, pointwise_kernel, data_format=data_format)
-
-
-def _follow_each_other(depthwise: Any, pointwise: Any) -> bool:
-    """Whether the second kernel has one position of the first one's output.
-
-    TensorFlow refuses others, which `conv` would take for several groups.
-    """
-    if not all(map(_has_shape, (depthwise, pointwise))):
-        return False
-    first, second = [*depthwise.shape], [*pointwise.shape]
-    return (
-        len(first) == len(second) > 2
-        and None not in first
-        and second[:-1] == [1] * (len(first) - 2) + [math.prod(first[-2:])]
-    )
-
-
 def _product(
     inputs: Any,
     kernel: Any,
@@ -85,6 +46,7 @@ def _product(
         return None
     axes = inputs.shape.rank - 2
     steps = _each(strides, axes)
+    usual = keras.config.image_data_format()
     is_product = (
         axes > 0
         and [*kernel.shape[:-1]] == [1] * axes + [inputs.shape[-1]]  # one group
@@ -92,7 +54,7 @@ def _product(
         and steps
         and _each(dilation_rate, axes) == [1] * axes
         and padding in ("valid", "same")  # which differ for larger kernels
-        and _is_channels_last(data_format)
+        and (data_format or usual) == "channels_last"
     )
     if not is_product:
         return None
@@ -112,11 +74,6 @@ def _has_shape(*tensors: Any) -> bool:
         and tf.TensorShape(x.shape).rank is not None
         for x in tensors
     )
-
-
-def _is_channels_last(data_format: str | None) -> bool:
-    usual = keras.config.image_data_format()
-    return (data_format or usual) == "channels_last"
 
 
 def _each(numbers: Any, axes: int) -> list[int]:
