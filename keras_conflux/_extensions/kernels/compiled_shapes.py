@@ -7,9 +7,7 @@ beside the step's, in which the batch has the shape that XLA will see. That
 graph never runs.
 """
 
-import weakref
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 from typing import TypeAlias
 
@@ -20,58 +18,42 @@ from keras_conflux._graphs import bodies
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import rewriting
 from keras_conflux._graphs import walks
+from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 
 _MAX_ENTRIES = 32
 """How many entries a tensor may have that is taken for a shape."""
-_known: Any = weakref.WeakKeyDictionary()
-"""By the graphs of steps, the shapes for which XLA compiles them."""
-
 
 ShapeOf: TypeAlias = Callable[[tf.Tensor], Any]
 """Returns the shape of a tensor, as far as it can be told."""
 
 
-def compiled_shapes(step: Step) -> ShapeOf:
-    """Returns a function of the shapes that tensors of a step will have."""
-    if step.compiled is None or step.compiled.shapes is None:
-        return lambda tensor: tensor.shape
-    leaves = trees.present(step.shard)
-    graph = leaves[0].graph
-    if graph not in _known:
-        _known[graph] = CompiledShapes(leaves, step.compiled.shapes)
-    return _known[graph].shape_of
+class CompiledShapes(Part):
+    """Finds the shapes that tensors of a step will have."""
 
-
-class CompiledShapes:
-    """Finds the shapes of the tensors of one replica's step.
-
-    Args:
-        leaves: The replica's part of a batch, as the step is traced for it.
-        shapes: The shapes that the leaves will have.
-    """
-
-    def __init__(
-        self, leaves: Sequence[Any], shapes: Sequence[Sequence[int]]
-    ) -> None:
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
         self._graph = tf.Graph()
-        self._copies: dict[int, tf.Tensor] = {}
-        self._kept: list[tf.Tensor] = []  # so that no other has their id
-        for leaf, shape in zip(leaves, shapes, strict=True):
-            self._keep(leaf, self._placeholder(leaf, shape))
+        self._copies: dict[Any, tf.Tensor] = {}
+        """By the references of tensors."""
+        self._shapes = step.compiled and step.compiled.shapes
+        if self._shapes is not None:
+            leaves = trees.present(step.shard)
+            for leaf, shape in zip(leaves, self._shapes, strict=True):
+                self._copies[leaf.ref()] = self._placeholder(leaf, shape)
 
     def shape_of(self, tensor: tf.Tensor) -> tf.TensorShape:
         """Returns a shape, as far as it can be told."""
-        if tensor.shape.is_fully_defined():
+        if tensor.shape.is_fully_defined() or self._shapes is None:
             return tensor.shape
         for each in walks.by_need([tensor], self._behind):
-            if id(each) not in self._copies:
+            if each.ref() not in self._copies:
                 self._copy(each)
-        return self._copies[id(tensor)].shape.merge_with(tensor.shape)
+        return self._copies[tensor.ref()].shape.merge_with(tensor.shape)
 
     def _behind(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Returns the tensors on which the shape of one depends."""
-        if id(tensor) in self._copies or _has_one_shape(tensor):
+        if tensor.ref() in self._copies or _has_one_shape(tensor):
             return []
         outside = _captured(tensor)
         if outside is not None:
@@ -81,29 +63,26 @@ class CompiledShapes:
     def _copy(self, tensor: tf.Tensor) -> None:
         operation, outside = tensor.op, _captured(tensor)
         value = tf.get_static_value(tensor) if _is_small(tensor) else None
+        key = tensor.ref()
         with self._graph.as_default():
             if value is not None:
-                self._keep(tensor, tf.constant(value, tensor.dtype))
-            elif outside is not None and id(outside) in self._copies:
-                self._keep(tensor, self._copies[id(outside)])
+                self._copies[key] = tf.constant(value, tensor.dtype)
+            elif outside is not None and outside.ref() in self._copies:
+                self._copies[key] = self._copies[outside.ref()]
             elif _has_one_shape(tensor) or _is_opaque(operation):
-                self._keep(tensor, self._placeholder(tensor, tensor.shape))
+                self._copies[key] = self._placeholder(tensor, tensor.shape)
             else:
                 self._copy_operation(operation)
 
     def _copy_operation(self, operation: tf.Operation) -> None:
-        inputs = [self._copies[id(each)] for each in operation.inputs]
+        inputs = [self._copies[each.ref()] for each in operation.inputs]
         try:
             found = rewriting.copied(operation, inputs)
         except (TypeError, ValueError, tf.errors.OpError):
             # It fits no batch of this shape, which is not said here.
             found = [self._placeholder(x, x.shape) for x in operation.outputs]
         for old, new in zip(operation.outputs, found, strict=True):
-            self._keep(old, new)
-
-    def _keep(self, tensor: tf.Tensor, copy: tf.Tensor) -> None:
-        self._kept.append(tensor)
-        self._copies[id(tensor)] = copy
+            self._copies[old.ref()] = new
 
     def _placeholder(self, tensor: tf.Tensor, shape: Any) -> tf.Tensor:
         with self._graph.as_default():

@@ -16,7 +16,7 @@ from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import combined
 from keras_conflux._extensions.kernels import masks
-from keras_conflux._extensions.kernels.compiled_shapes import compiled_shapes
+from keras_conflux._extensions.kernels.compiled_shapes import CompiledShapes
 from keras_conflux._extensions.kernels.cudnn import Cudnn
 from keras_conflux._extensions.kernels.cudnn import Form
 from keras_conflux._extensions.kernels.fused import Fused
@@ -31,12 +31,6 @@ kernel = Cudnn()
 """The kernel of fused attention."""
 
 
-_OPTIONS = (
-    *("bias", "mask", "scale", "is_causal"),
-    *("flash_attention", "attn_logits_soft_cap"),
-)
-
-
 def dot_product_attention(
     original: Callable,
     query: Any,
@@ -49,9 +43,8 @@ def dot_product_attention(
     step = steps.current()
     found = None
     if step is not None and not tf.executing_eagerly():
-        options.update(zip(_OPTIONS, args, strict=False))
-        args = ()
-        found = _fused(original, step, Request(query, key, value, **options))
+        request = Request(query, key, value, *args, **options)
+        found = _fused(original, step, request)
     if found is not None:
         return found
     return original(query, key, value, *args, **options)
@@ -67,7 +60,7 @@ def _fused(
         step: The step that a replica is tracing.
         request: The attention that is asked for.
     """
-    shape_of = compiled_shapes(step)
+    shape_of = CompiledShapes.of(step).shape_of
     obstacle = kernel.obstacle(step) or request.obstacle(shape_of)
     if obstacle is not None:
         _say(f"{step.name}: attention is not fused, because {obstacle}.")
@@ -85,16 +78,12 @@ def _fused(
     if scale is None:
         scale = 1 / math.sqrt(shapes[0][3])
 
-    def keras_own(query: Any, key: Any, value: Any) -> Any:
-        return composed(
-            query,
-            key,
-            value,
-            mask=request.mask,
-            scale=request.scale,
-            is_causal=request.is_causal,
-        )
-
+    keras_own = functools.partial(
+        composed,
+        mask=request.mask,
+        scale=request.scale,
+        is_causal=request.is_causal,
+    )
     attention = Fused(
         kernel,
         Form(float(scale), is_causal),
