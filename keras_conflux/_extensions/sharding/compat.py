@@ -72,9 +72,8 @@ class ShardedVariable(InParts, values.DistributedVariable):
         flat = tf.concat([each.read_value() for each in self._values], 0)
         return self.layout.whole(flat)
 
-    def value(self) -> tf.Tensor:
-        """Returns the whole value."""
-        return self.read_value()
+    value = _get = read_value
+    _get_cross_replica = _as_graph_element = read_value
 
     def numpy(self) -> np.ndarray:
         """Returns the whole value, whose parts are joined on the host."""
@@ -141,15 +140,6 @@ class ShardedVariable(InParts, values.DistributedVariable):
             return False
         assert_of_running(self)
         return distribute_lib.get_replica_context() is not None
-
-    def _get(self) -> Any:
-        return self.read_value()
-
-    def _get_cross_replica(self) -> tf.Tensor:
-        return self.read_value()
-
-    def _as_graph_element(self) -> tf.Tensor:
-        return self.read_value()
 
     def _dense_var_to_tensor(
         self,

@@ -116,20 +116,12 @@ class _Unit:
     """
 
     def __init__(
-        self, variables: Sequence[keras.Variable], dtype: tf.DType
+        self, variables: list[keras.Variable], dtype: tf.DType
     ) -> None:
-        self.variables: list[keras.Variable] = []
-        self.layouts: list[Layout] = []
+        self.variables = variables
         self.dtype = dtype
-        for each in variables:
-            self.add(each)
         self.parts: list[tf.Tensor] = []
         self.whole: list[tf.Tensor] = []
-
-    def add(self, variable: keras.Variable) -> None:
-        """Puts one more weight into it."""
-        self.variables.append(variable)
-        self.layouts.append(_layout(variable))
 
     def gather(self, step: Step, after: Sequence[tf.Tensor]) -> None:
         """Gathers them, once some tensors are known."""
@@ -171,8 +163,8 @@ class _Unit:
     ) -> list[tf.Tensor]:
         flats = replica_collectives().gathered(parts, after, again)
         return [
-            layout.whole(flat)
-            for layout, flat in zip(self.layouts, flats, strict=True)
+            _layout(variable).whole(flat)
+            for variable, flat in zip(self.variables, flats, strict=True)
         ]
 
     def _scattered(
@@ -191,10 +183,11 @@ class _Unit:
             where: The positions of those that are asked for.
         """
         weight = gradients.has_samples(step) if step.may_be_empty else None
+        layouts = [*map(_layout, self.variables)]
         flats: list[tf.Tensor] = []
         for i in where:
             written = narrow_gradients.as_written(upstream[i], parts[i].dtype)
-            flats.append(self.layouts[i].flat(dtypes.weighted(written, weight)))
+            flats.append(layouts[i].flat(dtypes.weighted(written, weight)))
         wide = [parts[i].dtype for i in where]
         return replica_collectives().scattered(flats, wide) if where else []
 
@@ -423,6 +416,6 @@ def _units(
         if not found or size > room or found[-1].dtype != dtype:
             found.append(_Unit([], dtype))
             room = limit
-        found[-1].add(variable)
+        found[-1].variables.append(variable)
         room -= size
     return found
