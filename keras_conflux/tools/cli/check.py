@@ -12,9 +12,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from keras_conflux._devices.driver import visible_gpus
 from keras_conflux._extensions.launchers.order import without_launchers
 from keras_conflux.tools.checks import CHECKS
@@ -31,11 +28,6 @@ _EPILOG = """exit status:
   3  all works, but slower than it should
 """
 _STATUS = {"good": 0, "slow": 3, "wrong": 1}
-_MARKS = {
-    "good": ("ok", "green"),
-    "slow": ("slow", "yellow"),
-    "wrong": ("wrong", "bold red"),
-}
 _VERBS = {"wrong": "failed", "slow": "slower than usual"}
 
 
@@ -88,20 +80,20 @@ def main(options: argparse.Namespace) -> int:
     """Runs the checks, reports them, and returns the exit status."""
     gpus = len(visible_gpus(os.environ))
     devices = options.devices or gpus or _CPU_DEVICES
-    console = Console(quiet=options.json, highlight=False)
     results = []
     for check in CHECKS:
         # CPU devices share one CPU.
         has_sense = check.name != "faster" or (gpus > 0 and devices > 1)
         if has_sense and check.name in (options.only or [check.name]):
-            with console.status(check.name):
-                results.append(run_check(check, devices))
-            console.print(line(results[-1]), soft_wrap=True)
+            results.append(run_check(check, devices))
+            if not options.json:
+                print(line(results[-1]), flush=True)
     said = sentence(results, devices, gpus)
-    console.print(f"\n{said}", soft_wrap=True)
     if options.json:
         checks = [dataclasses.asdict(result) for result in results]
         print(json.dumps({"sentence": said, "checks": checks}, indent=1))
+    else:
+        print(f"\n{said}")
     found = {result.status for result in results}
     return _STATUS[next((each for each in _VERBS if each in found), "good")]
 
@@ -128,18 +120,12 @@ def sentence(results: list[Result], devices: int, gpus: int) -> str:
     )
 
 
-def line(result: Result) -> Text:
+def line(result: Result) -> str:
     """Returns the line of the terminal for a result."""
-    mark, style = _MARKS[result.status]
-    shown = Text.assemble(
-        (f"{mark:<6}", style),
-        (f"{result.name:<13}", "bold"),
-        f"{result.text}",
-        (f"  {result.seconds:.0f} s", "dim"),
-    )
-    if result.todo:
-        shown.append(f"\n      type: {result.todo}", style)
-    return shown
+    mark = "ok" if result.status == "good" else result.status
+    seconds = f"{result.seconds:.0f} s"
+    shown = f"{mark:<6}{result.name:<13}{result.text}  {seconds}"
+    return f"{shown}\n      type: {result.todo}" if result.todo else shown
 
 
 def command(name: str, devices: int) -> list[str]:

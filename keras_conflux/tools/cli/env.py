@@ -9,10 +9,6 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from rich.box import MARKDOWN
-from rich.console import Console
-from rich.table import Table
-
 from keras_conflux._cluster import roll_call
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers.order import LAUNCHERS
@@ -70,11 +66,9 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found, indent=1))
         return 0
-    table = Table("fact", "here", box=MARKDOWN)
+    print("| fact | here |\n|---|---|")
     for name, value in found.items():
-        table.add_row(name.replace("_", " "), shown(value))
-    # Lines that a terminal breaks would not be a table any more.
-    Console(width=10_000, highlight=False, markup=False).print(table)
+        print(f"| {name.replace('_', ' ')} | {shown(value)} |")
     return 0
 
 
