@@ -9,7 +9,7 @@ from keras import optimizers
 
 import keras_conflux as kc
 from keras_conflux._compat import keras_optimizers
-from keras_conflux._extensions.optimizers import shared_updates
+from keras_conflux._fit.numerics import given_tensors
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 6)).astype("float32")
@@ -73,13 +73,13 @@ def assert_same(found, expected):
 def traced(monkeypatch):
     """The shapes whose updates were traced."""
     shapes = []
-    original = shared_updates._SharedUpdate._updated
+    original = given_tensors.SharedUpdate._updated
 
     def updated(self, gradient, *arguments):
         shapes.append(tuple(gradient.shape))
         return original(self, gradient, *arguments)
 
-    monkeypatch.setattr(shared_updates._SharedUpdate, "_updated", updated)
+    monkeypatch.setattr(given_tensors.SharedUpdate, "_updated", updated)
     return shapes
 
 

@@ -5,6 +5,10 @@ fields are the fields of XLA's `CudnnfMHABackendConfig`. The results of the call
 have the shape `(B, N, T, H)` and a layout in which they lie as `(B, T, N, H)`,
 so that no tensor has to be transposed in memory. Layouts can be given in
 StableHLO only, which is why the call is a small module.
+
+B is the number of samples, T of queries, S of keys, N of heads, K of heads of
+keys and values, and H the size of a head. N is a multiple of K. All shapes are
+known while tracing.
 """
 
 import dataclasses
@@ -40,95 +44,87 @@ class Form:
     """Whether query `t` attends to the keys 0 to `t` only."""
 
 
-class Cudnn:
-    """Computes attention without writing out the scores, inside of XLA.
+def obstacle(step: Step) -> str | None:
+    """Returns why the program that is traced cannot use it, if so."""
+    if not step.in_xla:
+        return "the step is not compiled by XLA"
+    if not tensorflow_xla.has_module_calls():
+        return "TensorFlow is older than 2.21"
+    strategy: Any = tf.distribute.get_strategy()
+    capability = strategy.communicator.compute_capability
+    if capability is None:
+        return "not all devices are CUDA GPUs"
+    if capability < MIN_CAPABILITY:
+        major, minor = capability
+        return f"a GPU has the compute capability {major}.{minor}"
+    if tensorflow_internals.is_deterministic():
+        return "operations are to be deterministic"
+    return None
 
-    B is the number of samples, T of queries, S of keys, N of heads, K of heads
-    of keys and values, and H the size of a head. N is a multiple of K. All
-    shapes are known while tracing.
+
+def forward(
+    queries: tf.Tensor,
+    keys: tf.Tensor,
+    values: tf.Tensor,
+    bias: tf.Tensor | None,
+    form: Form,
+) -> list[tf.Tensor]:
+    """Returns the output, and the statistics for `backward`.
+
+    These are float32 of shape `(B, N, T)`.
+
+    Args:
+        queries: Queries of shape `(B, T, N, H)`.
+        keys: Keys of shape `(B, S, K, H)`.
+        values: Values of shape `(B, S, K, H)`.
+        bias: The summand of the scores: `(B or 1, N or 1, T, S)`.
+        form: The form of the attention.
     """
+    batch, length, heads, _ = queries.shape
+    statistics = (batch, heads, length), tf.float32
+    results = [_heads_first(queries), statistics]
+    operands = [queries, keys, values, *_present(bias)]
+    products = {
+        "bmm1_dot_dimension_numbers": _product(3, 3),
+        "bmm2_dot_dimension_numbers": _product(3, 1, 1, 2),
+    }
+    config = _config(queries, keys, form, products)
+    return _call(_target(bias), operands, results, config)
 
-    def obstacle(self, step: Step) -> str | None:
-        """Returns why the program that is traced cannot use it, if so."""
-        if not step.in_xla:
-            return "the step is not compiled by XLA"
-        if not tensorflow_xla.has_module_calls():
-            return "TensorFlow is older than 2.21"
-        strategy: Any = tf.distribute.get_strategy()
-        capability = strategy.communicator.compute_capability
-        if capability is None:
-            return "not all devices are CUDA GPUs"
-        if capability < MIN_CAPABILITY:
-            major, minor = capability
-            return f"a GPU has the compute capability {major}.{minor}"
-        if tensorflow_internals.is_deterministic():
-            return "operations are to be deterministic"
-        return None
 
-    def forward(
-        self,
-        queries: tf.Tensor,
-        keys: tf.Tensor,
-        values: tf.Tensor,
-        bias: tf.Tensor | None,
-        form: Form,
-    ) -> list[tf.Tensor]:
-        """Returns the output, and the statistics for `backward`.
+def backward(
+    queries: tf.Tensor,
+    keys: tf.Tensor,
+    values: tf.Tensor,
+    bias: tf.Tensor | None,
+    form: Form,
+    output: tf.Tensor,
+    statistics: tf.Tensor,
+    upstream: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Returns the gradients of queries, keys and values.
 
-        These are float32 of shape `(B, N, T)`.
-
-        Args:
-            queries: Queries of shape `(B, T, N, H)`.
-            keys: Keys of shape `(B, S, K, H)`.
-            values: Values of shape `(B, S, K, H)`.
-            bias: The summand of the scores: `(B or 1, N or 1, T, S)`.
-            form: The form of the attention.
-        """
-        batch, length, heads, _ = queries.shape
-        statistics = (batch, heads, length), tf.float32
-        results = [_heads_first(queries), statistics]
-        operands = [queries, keys, values, *_present(bias)]
-        products = {
-            "bmm1_dot_dimension_numbers": _product(3, 3),
-            "bmm2_dot_dimension_numbers": _product(3, 1, 1, 2),
-        }
-        config = _config(queries, keys, form, products)
-        return _call(_target(bias), operands, results, config)
-
-    def backward(
-        self,
-        queries: tf.Tensor,
-        keys: tf.Tensor,
-        values: tf.Tensor,
-        bias: tf.Tensor | None,
-        form: Form,
-        output: tf.Tensor,
-        statistics: tf.Tensor,
-        upstream: tf.Tensor,
-    ) -> list[tf.Tensor]:
-        """Returns the gradients of queries, keys and values.
-
-        Args:
-            queries: As in `forward`, like the next four.
-            keys: As in `forward`.
-            values: As in `forward`.
-            bias: As in `forward`. It gets no gradient.
-            form: As in `forward`.
-            output: The output of `forward`.
-            statistics: The statistics of `forward`.
-            upstream: The gradient of the output.
-        """
-        results = [_heads_first(each) for each in (queries, keys, values)]
-        operands = [queries, keys, values, statistics, upstream]
-        operands += [*_present(bias), output]
-        products = {
-            "bmm1_grad_gemm1_dot_dimension_numbers": _product(2, 1, 1, 2),
-            "bmm1_grad_gemm2_dot_dimension_numbers": _product(3, 1, 1, 2),
-            "bmm2_grad_gemm1_dot_dimension_numbers": _product(2, 1, 1, 2),
-            "bmm2_grad_gemm2_dot_dimension_numbers": _product(3, 3),
-        }
-        config = _config(queries, keys, form, products)
-        return _call(_target(bias) + "Backward", operands, results, config)
+    Args:
+        queries: As in `forward`, like the next four.
+        keys: As in `forward`.
+        values: As in `forward`.
+        bias: As in `forward`. It gets no gradient.
+        form: As in `forward`.
+        output: The output of `forward`.
+        statistics: The statistics of `forward`.
+        upstream: The gradient of the output.
+    """
+    results = [_heads_first(each) for each in (queries, keys, values)]
+    operands = [queries, keys, values, statistics, upstream]
+    operands += [*_present(bias), output]
+    products = {
+        "bmm1_grad_gemm1_dot_dimension_numbers": _product(2, 1, 1, 2),
+        "bmm1_grad_gemm2_dot_dimension_numbers": _product(3, 1, 1, 2),
+        "bmm2_grad_gemm1_dot_dimension_numbers": _product(2, 1, 1, 2),
+        "bmm2_grad_gemm2_dot_dimension_numbers": _product(3, 3),
+    }
+    config = _config(queries, keys, form, products)
+    return _call(_target(bias) + "Backward", operands, results, config)
 
 
 def _present(bias: tf.Tensor | None) -> list[tf.Tensor]:

@@ -15,10 +15,9 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import combined
+from keras_conflux._extensions.kernels import cudnn
 from keras_conflux._extensions.kernels import masks
 from keras_conflux._extensions.kernels.compiled_shapes import CompiledShapes
-from keras_conflux._extensions.kernels.cudnn import Cudnn
-from keras_conflux._extensions.kernels.cudnn import Form
 from keras_conflux._extensions.kernels.fused import Fused
 from keras_conflux._extensions.kernels.limits import Request
 from keras_conflux._replication import steps
@@ -26,9 +25,6 @@ from keras_conflux._replication.steps import Step
 
 _log = logging.getLogger("keras_conflux")
 _said: set[str] = set()
-
-kernel = Cudnn()
-"""The kernel of fused attention."""
 
 
 def dot_product_attention(
@@ -61,7 +57,7 @@ def _fused(
         request: The attention that is asked for.
     """
     shape_of = CompiledShapes.of(step).shape_of
-    obstacle = kernel.obstacle(step) or request.obstacle(shape_of)
+    obstacle = cudnn.obstacle(step) or request.obstacle(shape_of)
     if obstacle is not None:
         _say(f"{step.name}: attention is not fused, because {obstacle}.")
         return None
@@ -85,8 +81,7 @@ def _fused(
         is_causal=request.is_causal,
     )
     attention = Fused(
-        kernel,
-        Form(float(scale), is_causal),
+        cudnn.Form(float(scale), is_causal),
         shapes,
         mask,
         keras_own,

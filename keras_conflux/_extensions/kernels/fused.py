@@ -11,8 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._extensions.kernels.cudnn import Cudnn
-from keras_conflux._extensions.kernels.cudnn import Form
+from keras_conflux._extensions.kernels import cudnn
 from keras_conflux._extensions.kernels.masks import Mask
 
 _Tensors = Sequence[tf.Tensor]
@@ -24,8 +23,7 @@ _custom_gradient: Any = tf.custom_gradient
 class Fused:
     """Attention of queries `(B, T, N, H)` to keys and values `(B, S, K, H)`."""
 
-    kernel: Cudnn
-    form: Form
+    form: cudnn.Form
     shapes: Sequence[tf.TensorShape]
     """The shapes of queries, keys and values where the kernel computes."""
     mask: Mask | None
@@ -54,7 +52,7 @@ class Fused:
         """Returns the output and the statistics."""
         queries, keys, values = self._of_known_shapes(inputs)
         bias = None if self.mask is None else self.mask.bias(queries.dtype)
-        found = self.kernel.forward(queries, keys, values, bias, self.form)
+        found = cudnn.forward(queries, keys, values, bias, self.form)
         if self.mask is not None:
             found[0] = self.mask.with_means(found[0], values)
         return found
@@ -89,7 +87,7 @@ class Fused:
         if self.mask is not None:
             bias = self.mask.bias(queries.dtype)
             statistics = self.mask.without_hidden(statistics)
-        found = self.kernel.backward(
+        found = cudnn.backward(
             queries, keys, values, bias, self.form, output, statistics, upstream
         )
         if self.mask is not None:

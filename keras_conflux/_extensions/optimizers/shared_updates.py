@@ -9,6 +9,7 @@ all variables of one shape. XLA puts it in where it is called.
 
 import functools
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -39,40 +40,35 @@ def update(
     ):
         original(optimizer, distribution, grads_and_vars, learning_rate)
         return
-    shared = _SharedUpdate(optimizer, learning_rate)
+    shared = given_tensors.SharedUpdate(optimizer, learning_rate)
+    together = keras_optimizers.updated_together(optimizer)
     for gradient, variable in grads_and_vars:
-        try:
-            shared(gradient, variable)
-        except (_CannotShare, given_tensors.WritesOthers):
+        kept = together[keras_optimizers.index_of(optimizer, variable)]
+        if not _has_updated(shared, gradient, kept):
             single = [(gradient, variable)]
             original(optimizer, distribution, single, learning_rate)
 
 
-class _CannotShare(Exception):
-    """An update takes something else than tensors of a variable."""
-
-
-class _SharedUpdate(given_tensors.SharedUpdate):
-    """Updates one variable after another. See `SharedUpdate`."""
-
-    def __init__(self, optimizer: Any, learning_rate: Any) -> None:
-        super().__init__(optimizer, learning_rate)
-        self._updated_together = keras_optimizers.updated_together(optimizer)
-
-    def __call__(self, gradient: Any, variable: tf.Variable) -> None:
-        index = keras_optimizers.index_of(self._optimizer, variable)
-        kept = self._updated_together[index]
-        is_known = isinstance(kept[0], keras.Variable)
-        if not is_known or not isinstance(gradient, tf.Tensor):
-            raise _CannotShare
-        values = [
-            None if each is None else tf.convert_to_tensor(each)
-            for each in kept
-        ]
-        found = self.of(gradient, kept, values)
-        for each, value in zip(kept, found, strict=True):
-            if each is not None and value is not None:
-                given_tensors.overwrite(keras_variables.backing(each), value)
+def _has_updated(
+    shared: given_tensors.SharedUpdate,
+    gradient: Any,
+    kept: Sequence[keras.Variable | None],
+) -> bool:
+    """Updates one variable with tensors, if that is possible."""
+    is_known = isinstance(kept[0], keras.Variable)
+    if not is_known or not isinstance(gradient, tf.Tensor):
+        return False
+    values = [
+        None if each is None else tf.convert_to_tensor(each) for each in kept
+    ]
+    try:
+        found = shared.of(gradient, kept, values)
+    except given_tensors.WritesOthers:
+        return False
+    for each, value in zip(kept, found, strict=True):
+        if each is not None and value is not None:
+            given_tensors.overwrite(keras_variables.backing(each), value)
+    return True
 
 
 def decay(original: Callable, optimizer: Any, variables: list[Any]) -> None:
