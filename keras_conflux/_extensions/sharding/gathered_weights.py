@@ -329,7 +329,10 @@ class GatheredWeights(Part):
         """Warns of weights that stay whole until the backward pass is over."""
         strategy: Any = tf.distribute.get_strategy()
         limit = tensorflow_internals.memory_of(strategy.devices[0])
-        whole = sum(map(_bytes, self._whole.values()))
+        whole = sum(
+            each.shape.num_elements() * each.dtype.size
+            for each in self._whole.values()
+        )
         if whole < WORTH_A_WARNING * limit:
             return
         if steps.in_xla():
@@ -390,10 +393,6 @@ def _all_of(grads: list[tf.Tensor]) -> list[tf.Tensor]:
     if not grads or not steps.in_xla():
         return grads
     return tensorflow_xla.barriers(grads)
-
-
-def _bytes(whole: tf.Tensor) -> int:
-    return whole.shape.num_elements() * whole.dtype.size
 
 
 def _layout(variable: keras.Variable) -> Layout:

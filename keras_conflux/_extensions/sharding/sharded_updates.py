@@ -59,8 +59,10 @@ class ShardedUpdates(Part):
         self._optimizer = optimizer
         self._variables = variables
         self._layouts = layouts_of(variables)
-        if any(self._layouts):
-            _assert_known(optimizer)
+        strategy: Any = tf.distribute.get_strategy()
+        refused = cutting.refusal(optimizer, strategy.shard)
+        if refused and any(self._layouts):
+            raise NotImplementedError(refused)
         try:
             yield
         finally:
@@ -207,14 +209,6 @@ class ShardedUpdates(Part):
             given_tensors.overwrite(_own(variable), value)
         else:
             keras_variables.backing(variable).assign(value)
-
-
-def _assert_known(optimizer: Any) -> None:
-    """Raises for an optimizer that may not be able to update tensors."""
-    strategy: Any = tf.distribute.get_strategy()
-    refused = cutting.refusal(optimizer, strategy.shard)
-    if refused:
-        raise NotImplementedError(refused)
 
 
 def layouts_of(variables: Sequence[Any]) -> list[Layout | None]:
