@@ -28,9 +28,12 @@ ShapeOf: TypeAlias = Callable[[tf.Tensor], Any]
 """Returns the shape of a tensor, as far as it can be told."""
 
 
-class CompiledShapes(Part):
-    """Finds the shapes that tensors of a step will have."""
+def compiled_shapes(step: Step) -> ShapeOf:
+    """Returns a function of the shapes that tensors of a step will have."""
+    return _CompiledShapes.of(step).shape_of
 
+
+class _CompiledShapes(Part):
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._graph = tf.Graph()
