@@ -63,7 +63,7 @@ def test_installed_versions_are_as_expected():
 
 def test_all_that_is_wrong_is_said_at_once(monkeypatch):
     clip, logs = Patched.CLIP_GRADIENTS, Patched.METRICS_OR_LOGS
-    inputs = private_names.GELU
+    inputs = private_names.BUILD_METRICS
     monkeypatch.delattr(inputs.owner, inputs.attribute)
     monkeypatch.delattr(clip.owner, clip.attribute)
     monkeypatch.setattr(logs.owner, logs.attribute, lambda self, why: why)

@@ -123,7 +123,18 @@ RECOMPUTATION = (
 
 # --- resume
 
+_COMPILED = "keras.src.trainers.compile_utils"
+BUILD_METRICS = PrivateName(
+    f"{_COMPILED}:CompileMetrics.build", "self, y_true, y_pred"
+)
+BUILD_LOSS = PrivateName(
+    f"{_COMPILED}:CompileLoss.build", "self, y_true, y_pred"
+)
+
 RESUME = (
+    BUILD_METRICS,
+    BUILD_LOSS,
+    PrivateName("keras.src.backend:compute_output_spec"),
     PrivateName("keras.callbacks:CallbackList", mentions="_futures"),
     PrivateName(
         "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator",

@@ -9,9 +9,13 @@ import keras
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._compat import patching
+from keras_conflux._compat.patching import patch
+from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.compat import compiled_parts
 from keras_conflux._extensions.resume.input_position import Follower
 from keras_conflux._extensions.resume.resumable_fit import ResumableFit
 from keras_conflux._extensions.resume.resume import Resume
@@ -28,6 +32,12 @@ _log = logging.getLogger("keras_conflux")
 def install() -> None:
     """Puts it in place. Called once, at import."""
     observe(_FitOrResume())
+    patching.when_used(_note_specs)
+
+
+def _note_specs() -> None:
+    patch(private_names.BUILD_METRICS, compiled_parts.note_specs)
+    patch(private_names.BUILD_LOSS, compiled_parts.note_specs)
 
 
 class _FitOrResume(Follower):

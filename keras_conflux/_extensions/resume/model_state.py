@@ -183,10 +183,6 @@ def _ways_to_build(model: keras.Model) -> str:
             " Build the model and its optimizer before: call the model on a "
             "batch, then model.optimizer.build(model.trainable_variables)."
         )
-    found.append(
-        " Metrics and losses of `compile` get variables in a first step: "
-        "before `keras_conflux.load`, call model.test_on_batch(x, y)."
-    )
     return "".join(found)
 
 

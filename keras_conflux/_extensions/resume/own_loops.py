@@ -22,9 +22,13 @@ from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import storage
 from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.between_processes import gathered
+from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.compat import compiled_parts
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._extensions.resume.stored_arrays import Arrays
+from keras_conflux._replication import promotion
+from keras_conflux._replication import state as state_of_models
 
 
 def save(
@@ -86,7 +90,11 @@ def save(
                 root,
                 (step, 0),
                 ModelState.copied_from(model),
-                {"loop": encoded, "generators": generators},
+                {
+                    "loop": encoded,
+                    "generators": generators,
+                    "built for": compiled_parts.built_for(model),
+                },
                 arrays,
                 keep,
             )
@@ -126,9 +134,8 @@ def load(
     Of several processes, the first one reads, and all call this.
 
     Args:
-        model: Like the one that was saved, on any devices: built, with its
-            optimizer built. Metrics of `compile` are built by
-            `model.test_on_batch`.
+        model: Like the one that was saved: built, with its optimizer built, and
+            on any devices.
         directory: The directory of the checkpoints.
 
     Returns:
@@ -162,11 +169,24 @@ def load(
             f"model.load_weights({str(weights)!r})"
         )
     with errors_reported_to_all("loading a checkpoint"):
+        _build_as_saved(model, saved)
         model_state.restore(model, saved)
     generators = plain_values.decode(saved.state["generators"], saved.arrays)
     random_generators.set_states(_own(generators))
     step, *_ = checkpoint_files.position_of(saved.path)
     return Loaded(step, plain_values.decode(saved.state["loop"], saved.arrays))
+
+
+def _build_as_saved(model: keras.Model, saved: Saved) -> None:
+    """Builds parts that the first step builds, and saved models have."""
+    parts = saved.state["built for"]
+    strategy = state_of_models.strategy_of(state_of_models.variables_of(model))
+    if strategy is None:
+        compiled_parts.build(model, parts)
+        return
+    with strategy.scope():
+        compiled_parts.build(model, parts)
+    promotion.promote_new_state(model, strategy)
 
 
 def _own(generators: Any) -> dict[str, Any]:
