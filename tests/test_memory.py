@@ -363,11 +363,44 @@ def test_an_error_says_what_would_need_less(shard, microbatches):
         assert row not in said or f"{row} saves {saved / 1e3:.3g} kB" in said
     for way in ("memory(model, batch)", "keras.RematScope", "half of the"):
         assert way in said
+    assert "saves at most" not in said
     lines = re.findall(r"replicate\(\.\.\., (.*?)\)", said)
     turns = f"microbatches={2 * microbatches}"
     assert (turns in lines) == (not shard)
     for line in lines:
         assert_accepted(tuple(options.items()), line)
+
+
+XLA_SAYS = """Out of memory while trying to allocate 24576 bytes.
+BufferAssignment OOM Debugging.
+BufferAssignment stats:
+             parameter allocation:  172.00KiB
+              constant allocation:         0B
+        maybe_live_out allocation:         0B
+     preallocated temp allocation:  {}
+                 total allocation:    3.00MiB
+"""
+
+
+@several
+def test_what_xla_says_of_a_step_tells_how_much_is_saved_at_most():
+    """Turns save half of it, of which sums of gradients take their part."""
+    model = huge()
+    gradients = 4 * model.count_params()  # 53 kB
+    said = said_of(model, XLA_SAYS.format("2.00MiB"))
+    saved = (2**20 - gradients) / 1e3
+    assert "a step needs 2.1 MB besides, says XLA" in said
+    assert f"microbatches=2) saves at most {saved:.3g} kB" in said
+    assert "RematScope saves at most 2.1 MB" in said
+    assert "half of the batch saves at most 1.05 MB" in said
+    said = said_of(model, XLA_SAYS.format("51.00KiB"))
+    assert "a step needs 52.2 kB besides" in said
+    assert "microbatches" not in said  # the sums would take more
+    assert "shard=" in said
+    several_turns = huge(microbatches=2)
+    saved = (2**21 - gradients) / 2e6
+    said = said_of(several_turns, XLA_SAYS.format("2.00MiB"))
+    assert f"microbatches=4) saves at most {saved:.3g} MB" in said
 
 
 @several
@@ -379,7 +412,7 @@ def test_what_keeps_no_activations_is_not_told_to_save_them(eager):
     said = said_of(model, call=call)
     assert "shard=" in said
     assert "half of the batch" in said
-    assert "microbatches=" not in said
+    assert "microbatches" not in said
     assert "RematScope" not in said
 
 

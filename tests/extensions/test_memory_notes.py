@@ -51,7 +51,15 @@ def test_as_many_microbatches_are_advised_as_fit(monkeypatch):
     def of_gpu(strategy):
         return limit
 
+    monkeypatch.setattr(notes, "limit_of", of_gpu)
     monkeypatch.setattr(model_memory, "limit_of", of_gpu)
+    monkeypatch.setattr(
+        notes.compat, "bytes_of_failed_program", lambda _: 2**21
+    )
+    assert "microbatches=2) saves at most" in said_of(model)
+    limit = (held + gradients + 2**21 / 5) / 0.9  # a fifth fits
+    saved = (2**21 * 7 / 8 - gradients) / 1e6
+    assert f"microbatches=8) saves at most {saved:.3g} MB" in said_of(model)
     batch = [np.ones([4_000, n], "float32") for n in (32, 200)]
     step = kc.memory(model, batch).step
     limit = (held + gradients + step / 3) / 0.9

@@ -7,6 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._common import errors
+from keras_conflux._extensions.memory import compat
+from keras_conflux._extensions.memory import step as step_of
+from keras_conflux._extensions.memory import variable_bytes
 from keras_conflux._extensions.memory.model_memory import SHARDS
 from keras_conflux._extensions.memory.model_memory import Memory
 from keras_conflux._extensions.memory.model_memory import limit_of
@@ -38,46 +41,62 @@ def explain(error: BaseException, model: Any, keeps_activations: bool) -> None:
     if model is not None:
         with contextlib.suppress(ValueError):  # it is not built
             found = memory(model)
+    step = compat.bytes_of_failed_program(error)
     rows: list[_Row] = [] if found is None else [*_shards(model, found)]
     if found is not None and keeps_activations:
-        rows += _turns(model, found)
+        rows += _turns(model, found, step)
     if keeps_activations:
         rows.append(
             (
                 "keras.RematScope",
-                "computes activations again, which a training keeps otherwise",
+                f"{_at_most(step)}computes activations again, which a training "
+                "keeps otherwise",
             )
         )
+    half = None if step is None else step // 2
     rows.append(
         (
             "half of the batch",
-            "in a training, `gradient_accumulation_steps` of the optimizer "
-            "keeps the updates of the whole one",
+            f"{_at_most(half)}in a training, `gradient_accumulation_steps` of "
+            "the optimizer keeps the updates of the whole one",
         )
     )
     width = max(len(name) for name, _ in rows)
-    lines = (f"  {name:<{width}}  {does}" for name, does in rows)
-    error.add_note("\n".join([_taken(model, found), *lines]))
+    error.add_note(
+        "\n".join(
+            [
+                _taken(model, found, step),
+                *(f"  {name:<{width}}  {does}" for name, does in rows),
+            ]
+        )
+    )
 
 
-def _taken(model: Any, found: Memory | None) -> str:
+def _taken(model: Any, found: Memory | None, step: int | None) -> str:
     if found is None:
         return (
             "A device had no memory for its program. "
             "`keras_conflux.memory(model, batch)` tells the memory of a model "
             "there, before it runs. Less memory is needed with:"
         )
-    strategy = state.replicated_by(state.variables_of(model))
-    limit = limit_of(strategy) if strategy else 0  # which CPUs have none of
+    limit = _limit(model)
     there = f" of {readable(limit)}" if limit else ""
+    besides = "the rest is for a step"
+    if step is not None:
+        besides = f"a step needs {readable(step)} besides, says XLA"
     return (
         f"{model.name}: a device had no memory for its program. Variables "
-        f"take {readable(found.variables)}{there} on each of {found.devices}, "
-        "the rest is for a step. `keras_conflux.memory(model, batch)` tells "
-        "both before training, and the microbatches that fit. Less is needed "
-        "with one of these, where `...` stands for the present options of "
-        "`replicate`:"
+        f"take {readable(found.variables)}{there} on each of "
+        f"{found.devices}, {besides}. `keras_conflux.memory(model, batch)` "
+        "tells both before training. Less is needed with one of these, where "
+        "`...` stands for the present options of `replicate`:"
     )
+
+
+def _limit(model: Any) -> int:
+    """Returns the bytes that TensorFlow may take of a GPU, 0 if on none."""
+    strategy = state.replicated_by(state.variables_of(model))
+    return 0 if strategy is None else limit_of(strategy)
 
 
 def _shards(model: Any, found: Memory) -> Iterator[_Row]:
@@ -96,12 +115,31 @@ def _shards(model: Any, found: Memory) -> Iterator[_Row]:
             yield "keras.distribution.ModelParallel", f"saves at most {saves}"
 
 
-def _turns(model: Any, found: Memory) -> Iterator[_Row]:
-    """Yields a row for twice as many turns, if they are possible."""
-    turns = 2 * model_options.microbatches_of(model)
+def _turns(model: Any, found: Memory, step: int | None) -> Iterator[_Row]:
+    """Yields a row for as many turns as fit, or twice as many as there are."""
+    turns = model_options.microbatches_of(model)
     owners = [*state.stateful_objects(model)]
-    if not combinations.refusal(found.shard, turns, owners):
-        yield (
-            f"replicate(..., microbatches={turns})",
-            "runs a batch in parts, one after another, with the same result",
+    if combinations.refusal(found.shard, 2 * turns, owners):
+        return
+    saved = None
+    times = 2
+    if step is not None:
+        # Sums of gradients come with the first turns, and are no activations
+        # later.
+        gradients = sum(map(variable_bytes.size_of, model.trainable_variables))
+        activations = step - gradients * (turns > 1)
+        fitting = step_of.turns_that_fit(
+            activations, gradients, found.variables, _limit(model)
         )
+        times = max(2, fitting or 2)
+        saved = activations - activations // times - gradients * (turns == 1)
+    if saved is None or saved > 0:
+        yield (
+            f"replicate(..., microbatches={times * turns})",
+            f"{_at_most(saved)}runs a batch in parts, one after another, with "
+            "the same result",
+        )
+
+
+def _at_most(saved: int | None) -> str:
+    return "" if saved is None else f"saves at most {readable(saved)}: "
