@@ -429,6 +429,27 @@ def test_a_metric_counts_on_each_replica():
     assert float(kc.unreplicate(mean).result()) == x.mean()
 
 
+def test_arguments_choose_among_the_programs_that_are_traced():
+    @kc.withdevices(devices=MANY)
+    def difference(x, y=0):
+        return x["a"] - x["b"] if isinstance(x, dict) else x - y
+
+    one, two = tf.constant(1.0), tf.constant(2.0)
+    calls = [
+        ((one, two), -1.0),
+        (({"a": one, "b": two},), -1.0),
+        (({"b": one, "a": two},), 1.0),
+        ((np.array([[3, 4]]), np.array([[1, 2]])), [[2, 2]]),
+        ((np.array([3.0]), np.array([0.5])), [2.5]),
+        ((two, 1), 1.0),
+        ((two, 2), 0.0),
+        ((two,), 2.0),
+    ]
+    for arguments, expected in 2 * calls:
+        for found in difference(*arguments):
+            np.testing.assert_array_equal(found, expected)
+
+
 def test_many_steps_in_a_program_are_no_reason_to_warn(recwarn, caplog):
     for _ in range(8):
         kc.withdevices(lambda x: x + 1, devices=MANY)(tf.ones(2))

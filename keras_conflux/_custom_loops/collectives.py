@@ -487,7 +487,7 @@ def _as_replicas(
                 f"Received some on {' and on '.join(map(', '.join, on))}."
             )
         devices = on.pop()
-        found = Replicas([given.of(i) for i in range(len(devices))], devices)
+        found = Replicas(given.parts(len(devices)), devices)
         found.is_uneven = given.is_uneven
         return found, True
     copies = tf.distribute.DistributedValues

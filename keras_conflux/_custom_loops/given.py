@@ -32,6 +32,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 _Instance = TypeVar("_Instance", contravariant=True)
 _Others = ParamSpec("_Others")
+_ARRAYS = (tf.Tensor, np.ndarray)
 
 
 class PerDeviceCall(Protocol[P, R_co]):
@@ -84,8 +85,11 @@ class Given:
         self.split = [x for x in self._leaves if isinstance(x, Replicas)]
         """The arguments that give each replica a part."""
 
-    def of(self, index: int) -> Tree:
-        """Returns the arguments of a replica."""
+    def parts(self, count: int) -> list[Tree]:
+        """Returns the arguments of each of some replicas."""
+        return [self._of(index) for index in range(count)]
+
+    def _of(self, index: int) -> Tree:
         own = [
             leaf[index] if isinstance(leaf, Replicas) else leaf
             for leaf in self._leaves
@@ -103,15 +107,17 @@ class Given:
                 found.append("shared")
         return tuple(found)
 
-    @functools.cached_property
-    def signature(self) -> tuple[Any, ...]:
-        """The properties of the leaves that a trace depends on."""
-        found: list[Any] = [self.kinds]
-        for leaf in self._leaves:
-            for part in leaf.values if isinstance(leaf, Replicas) else (leaf,):
-                found.append(type(part))
-                if isinstance(part, tf.Tensor | np.ndarray):
-                    found.extend((part.dtype, part.shape))
+    def signature(self, parts: list[Tree]) -> tuple[Any, ...]:
+        """Returns the properties of all parts that a trace depends on.
+
+        If some are no tensors, it depends on more. TensorFlow finds out.
+        """
+        structure = keras.tree.map_structure(lambda _: None, parts)
+        found: list[Any] = [repr(structure), self.kinds]
+        for leaf in keras.tree.flatten(parts):
+            found.append(type(leaf))
+            if isinstance(leaf, _ARRAYS):
+                found.extend((leaf.dtype, leaf.shape))
         return tuple(found)
 
     @property
@@ -166,11 +172,16 @@ def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
     return True
 
 
+def are_tensors(tree: Tree) -> bool:
+    """Whether all leaves of a tree are tensors or arrays."""
+    return all(isinstance(leaf, _ARRAYS) for leaf in keras.tree.flatten(tree))
+
+
 def rows_of(tree: Tree) -> int:
     """Returns the largest length of an array's first axis, else 0."""
     arrays = [
         leaf
         for leaf in trees.flatten(tree)
-        if isinstance(leaf, np.ndarray | tf.Tensor) and len(leaf.shape)
+        if isinstance(leaf, _ARRAYS) and len(leaf.shape)
     ]
     return max((int(leaf.shape[0] or 0) for leaf in arrays), default=0)

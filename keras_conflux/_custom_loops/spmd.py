@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
-from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import arguments
 from keras_conflux._common import errors
 from keras_conflux._common import trees
@@ -29,6 +28,7 @@ from keras_conflux._custom_loops.given import Kind
 from keras_conflux._custom_loops.given import P
 from keras_conflux._custom_loops.given import PerDeviceFunction
 from keras_conflux._custom_loops.given import R
+from keras_conflux._custom_loops.given import are_tensors
 from keras_conflux._custom_loops.given import warn_if_unsplit
 from keras_conflux._custom_loops.verbs import Means
 from keras_conflux._devices.device import Device
@@ -236,8 +236,10 @@ class _Compiled:
         self._failed: list[tuple[int | None, Exception]] = []
         self._calls = 0
         self._has_built = False
-        self._traced: set[Any] = set()
-        """The signatures of arguments whose program TensorFlow finds again."""
+        self._traced: dict[Any, Any] = {}
+        """By signature, the program that is traced for tensors.
+
+        TensorFlow would find it, which takes as long as a small step."""
         self._is_users = self._warns_of_unsplit = is_users
         self._counts_alike = self._has_warned = False
         self._watchdog = StepWatchdog(strategy.devices, self._name)
@@ -288,11 +290,12 @@ class _Compiled:
 
     def __call__(self, arguments: Tree) -> Replicas[Any]:
         given = Given(arguments)
-        parts = [given.of(index) for index in range(len(self._devices))]
+        parts = given.parts(len(self._devices))
+        signature = given.signature(parts)
         promote_new_state(None, self._strategy)  # the seeds of keras.random
         self._failed.clear()
         communicator = self._strategy.communicator
-        if self._warns_of_unsplit and given.signature not in self._traced:
+        if self._warns_of_unsplit and signature not in self._traced:
             has_warned = warn_if_unsplit(
                 self._name, communicator.size, arguments
             )
@@ -304,7 +307,7 @@ class _Compiled:
             ):
                 self._calls += 1
                 try:
-                    outputs = self._run(parts, given)
+                    outputs = self._run(signature, parts, given.kinds)
                 except (StepTimeoutError, StepAbandoned):
                     raise  # it still runs; all else would wait for it
                 except BaseException:
@@ -319,26 +322,25 @@ class _Compiled:
         results.is_uneven = given.is_uneven
         return results
 
-    def _run(self, parts: list[Tree], given: Given) -> list[Any]:
+    def _run(
+        self, signature: Any, parts: list[Tree], kinds: tuple[Kind, ...]
+    ) -> list[Any]:
         """Traces the program if it has to be, and runs it when all agree."""
         what = f"call {self._calls} of {self._name}"
-        arguments = parts, given.kinds
-        program = self._function
+        arguments = parts, kinds
         if not tensorflow_tracing.may_run_in_another_thread():
             assert_same_place(what)
             with tensorflow_tracing.leaving_out(self._leaves_out):
-                return program(*arguments)
-        signature = given.signature
-        if signature not in self._traced:
-            program = self._trace(*arguments)
-            traced = program.graph.conflux_program
-            if self._is_users:
-                alike = traced.agree(what, common_state.sums_of_assigned())
-                common_state.compare_assigned(what, alike, traced.variables)
-            else:  # which may be there to make variables equal
-                traced.agree(what)
-            if process_count() == 1 and not self._is_compiled:
-                self._traced.add(signature)
+                return self._function(*arguments)
+        program = self._traced.get(signature) or self._trace(*arguments)
+        if are_tensors(parts):
+            self._traced[signature] = program
+        traced = program.graph.conflux_program
+        if self._is_users:
+            alike = traced.agree(what, common_state.sums_of_assigned())
+            common_state.compare_assigned(what, alike, traced.variables)
+        else:  # which may be there to make variables equal
+            traced.agree(what)
 
         def run() -> Any:
             with tensorflow_tracing.leaving_out(self._leaves_out):
