@@ -157,14 +157,8 @@ def words(docs: pathlib.Path) -> int:
 
 
 def limits() -> dict[str, int]:
-    """Returns the figures that may only fall, without what is borrowed."""
+    """Returns the figures that may only fall."""
     return tomllib.loads(LIMITS.read_text())["limits"]
-
-
-def borrowed(what: str) -> int:
-    """Returns by how much a figure may be above its limit for now."""
-    loans = tomllib.loads(LIMITS.read_text()).get("borrowed", {})
-    return sum(loans.values()) if what.startswith("lines") else 0
 
 
 def lower() -> None:
