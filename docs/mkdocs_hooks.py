@@ -7,7 +7,6 @@ written as paths in the repository, and become paths in the site.
 import pathlib
 import posixpath
 import re
-import runpy
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File
@@ -22,8 +21,18 @@ OUTSIDE_DOCS = {
     "LICENSE": "LICENSE",
 }
 """Files of the repository, and where they are in the site."""
-NOT_IN_SITE = ("docs/log.md", "docs/notes/", "tests/")
+NOT_IN_SITE = ("docs/log.md", "docs/notes/", "docs/design/", "tests/")
 """The beginnings of paths that links lead to in the repository."""
+DESIGN = [
+    f"docs/design/{name}.md"
+    for name in (
+        "core",
+        "beside-mirrored-strategy",
+        "guarantees-tests",
+        "measuring",
+    )
+]
+"""The pages of the design that are in the site all the same."""
 REPOSITORY = "https://github.com/keras-conflux/keras-conflux/blob/main"
 SEARCH = {
     ("changelog",): {"exclude": True},
@@ -37,11 +46,7 @@ _LINK = re.compile(r'(\]\(|\b(?:src|srcset|href)=")([^)#:"\s]+)')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Adds the pages that lie outside of `docs/`, or that a program makes."""
-    for program in (ROOT / "docs" / "design").glob("*.py"):
-        text = runpy.run_path(str(program))["page"]()
-        name = f"design/{program.stem}.md"
-        files.append(File.generated(config, name, content=text))
+    """Adds the pages that lie outside of `docs/`."""
     for source, page in OUTSIDE_DOCS.items():
         path = str(ROOT / source)
         file = File.generated(config, page, abs_src_path=path)
@@ -65,7 +70,7 @@ def _in_site(target: str, here: str) -> str:
     in_repository = {page: source for source, page in OUTSIDE_DOCS.items()}
     source = in_repository.get(here, f"docs/{here}")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-    if path.startswith(NOT_IN_SITE):
+    if path.startswith(NOT_IN_SITE) and path not in DESIGN:
         return f"{REPOSITORY}/{path}"
     page = OUTSIDE_DOCS.get(path) or path.removeprefix("docs/")
     return posixpath.relpath(page, posixpath.dirname(here) or ".")

@@ -185,7 +185,7 @@ def test_a_link_to_nowhere_ends_the_build_of_the_site(tmp_path):
         "quickstart.md": "[an anchor](devices.md#no-anchor)",
         "recipes.md": '<img src="images/none.svg" alt="a picture">',
         "starting.md": '<a href="../devices/#nowhere">an anchor in HTML</a>',
-        "design/kernels.md": "[of this page](#no-heading)",
+        "design/measuring.md": "[of this page](#no-heading)",
     }
     for name, link in planted.items():
         with (tmp_path / "docs" / name).open("a") as document:

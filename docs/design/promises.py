@@ -1,9 +1,4 @@
-"""Prints each file of tests, with the promises that it shows and its tests.
-
-    python docs/design/promises.py
-
-The site has it as a page.
-"""
+"""Prints each file of tests, with the promises that it shows and its tests."""
 
 import ast
 import pathlib

@@ -1,9 +1,4 @@
-"""Prints every file of the package, and its first sentence.
-
-    python docs/design/tree.py
-
-The site has it as a page.
-"""
+"""Prints every file of the package, and its first sentence."""
 
 import ast
 import pathlib
