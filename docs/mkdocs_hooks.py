@@ -62,15 +62,21 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
             page.meta["search"] = search
     if here == "index.md":
         page.meta["hide"] = ["navigation"]
-    return _LINK.sub(lambda link: link[1] + _in_site(link[2], here), markdown)
+
+    def in_site(link: re.Match[str]) -> str:
+        # MkDocs turns links in Markdown alone into addresses.
+        start = posixpath.dirname(here) if link[1] == "](" else page.url
+        return link[1] + _in_site(link[2], here, start)
+
+    return _LINK.sub(in_site, markdown)
 
 
-def _in_site(target: str, here: str) -> str:
-    """Returns the link to `target` from the page `here` of the site."""
+def _in_site(target: str, here: str, start: str) -> str:
+    """Returns the link from the page `here` to `target`, seen from `start`."""
     in_repository = {page: source for source, page in OUTSIDE_DOCS.items()}
     source = in_repository.get(here, f"docs/{here}")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
     if path.startswith(NOT_IN_SITE) and path not in DESIGN:
         return f"{REPOSITORY}/{path}"
     page = OUTSIDE_DOCS.get(path) or path.removeprefix("docs/")
-    return posixpath.relpath(page, posixpath.dirname(here) or ".")
+    return posixpath.relpath(page, start or ".")

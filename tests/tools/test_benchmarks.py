@@ -403,7 +403,6 @@ def texts(image: pathlib.Path) -> list[str]:
     ("data", "image", "counts"),
     [
         ("performance.json", "speed.svg", {"1 GPU", "2 GPUs", "4 GPUs"}),
-        ("one_gpu.json", "one_gpu.svg", {"1 GPU"}),
         ("two_gpus.json", "two_gpus.svg", {"1 GPU", "2 GPUs"}),
     ],
 )
