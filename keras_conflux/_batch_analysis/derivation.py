@@ -61,7 +61,7 @@ class Derivation:
     ) -> tf.Tensor:
         """Returns the result for other values of the sources, by their ids.
 
-        The values of all that is computed are added to them.
+        Computed values are added to `known`.
         """
         found = _Known(known, self)
         copy = functools.partial(rewriting.copied, gradient=gradient)
@@ -173,7 +173,7 @@ def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
 
 
 def _needs_others(tensor: tf.Tensor, kinds: KindInference) -> bool:
-    """Whether it is a shape, or a part, of a tensor that other samples touch.
+    """Whether computing it needs other samples, as for a shape of their tensor.
 
     The shape is known, but the tensor itself may be impossible to compute
     from the samples of one replica, as the best 3 of 2.

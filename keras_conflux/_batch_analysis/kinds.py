@@ -161,7 +161,7 @@ def rows(axis: int, regular: bool = True) -> Kind:
 
 
 def several_rows(axis: int) -> Kind:
-    """Returns the kind of as many entries of each sample, along an axis."""
+    """Returns the kind of rows, the same number of them for each sample."""
     return Kind(Role.ROWS, axis, Entries.SAME)
 
 
@@ -179,7 +179,7 @@ def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
 
 
 def one_of_rows(one: Kind, other: Kind) -> Kind:
-    """Returns the kind of rows or others along one axis, chosen alike."""
+    """Returns the kind of one of two, as all replicas choose alike."""
     order = list(Entries)
     entries = max(one.entries, other.entries, key=order.index)
     one, other = one.with_entries(entries), other.with_entries(entries)
@@ -189,7 +189,7 @@ def one_of_rows(one: Kind, other: Kind) -> Kind:
 
 
 def combined(kinds: list[Kind], axis: int) -> Kind:
-    """Returns the kind of rows, along an axis, each of one row of several."""
+    """Returns the kind of rows that take one row of each input."""
     first = kinds[0]
     if any(
         kind.depends_on_other_samples or not _alike(kind, first)

@@ -33,7 +33,7 @@ def draws_shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
 def _draws(operation: tf.Operation) -> bool:
     """Whether it, or a graph that it runs, draws other numbers per replica.
 
-    The state of a `tf.random.Generator` is a variable, which is warned of.
+    A `tf.random.Generator` has a variable, of which another check warns.
     """
     is_generator = operation.type.startswith("Rng")
     return Effect.DRAWS in effect_of(operation) and not is_generator

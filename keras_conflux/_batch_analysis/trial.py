@@ -92,19 +92,10 @@ def rows_by_trial(
     given: Iterable[tf.Tensor] = (),
     is_deep: bool = True,
 ) -> Kind | None:
-    """Returns the kind of rows that a tensor is found to be.
+    """Returns the kind of rows that a tensor of samples is found to be.
 
-    Args:
-        output: A traced tensor, with the samples along its first axis.
-        kinds: The kinds of the step's tensors.
-        given: Tensors of which it is computed, such as the inputs of a layer.
-        is_deep: See `TrialProgram`.
-
-    Returns:
-        `None` if samples touch each other.
-
-    Raises:
-        NotDerivable: If it cannot be run.
+    It is `None` if samples touch each other. See `TrialProgram`, which
+    raises `NotDerivable` for a tensor that cannot be run.
     """
     program = TrialProgram(output, kinds, given, is_deep)
     found = [_entries(result) for result in _results(program)]

@@ -32,9 +32,9 @@ def may_be_traced_once(
     chosen: tf.distribute.CrossDeviceOps,
     devices: Sequence[str],
 ) -> bool:
-    """Whether the package's own collectives reduce what NCCL is to reduce.
+    """Whether the package's own collectives may reduce in NCCL's place.
 
-    Outside of functions TensorFlow traces in each call what NCCL runs, which
+    Outside of functions TensorFlow traces NCCL's operations in each call, which
     takes longer than the reduction. All of it has to be on these devices.
     """
     devices_of = cross_device_ops.get_devices_from
@@ -112,13 +112,13 @@ def as_tensors(value: Any) -> list[Any]:
 
 
 def mean_of(sums: Sequence[Any], count: int) -> list[Any]:
-    """Returns means of as many as were summed."""
+    """Divides each sum by the number of summands."""
     divided = cross_device_utils.divide_by_n_tensors_or_indexed_slices
     return [divided(each, count) for each in sums]
 
 
 def placed(copies: Sequence[Any], value: Any, destinations: Any) -> Any:
-    """Puts copies, which are where a value is, where they are asked for."""
+    """Moves copies of a value from its devices to the destinations."""
     wanted = cross_device_ops.get_devices_from(destinations)
     if copies[1:] and tuple(wanted) == tuple(value._devices):
         kind: Any = values.Mirrored

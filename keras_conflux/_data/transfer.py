@@ -157,7 +157,9 @@ def device_of(tree: Tree) -> Device | None:
         for path, leaf in trees.with_paths(opened)
         if (device := device_of_leaf(leaf)) is not None
     ]
-    firm = [each for each in placed if not _stays_on_host(each[1])] or placed
+    # tf.identity keeps these dtypes in the host's memory (identity_op.cc).
+    on_host = (tf.int32, tf.bool)
+    firm = [each for each in placed if each[1].dtype not in on_host] or placed
     for path, _, device in firm:
         first_path, _, first = firm[0]
         if device != first:
@@ -278,11 +280,6 @@ def device_of_leaf(leaf: Leaf) -> Device | None:
     # memory is on the host, only the former says that.
     ran, lies = short_name(leaf.device), short_name(leaf.backing_device)
     return ran if lies == "CPU:0" else lies
-
-
-def _stays_on_host(leaf: Leaf) -> bool:
-    # The dtypes that tf.identity keeps in the host's memory (identity_op.cc).
-    return leaf.dtype in (tf.int32, tf.bool)
 
 
 def _copies(leaf: Leaf) -> Any:

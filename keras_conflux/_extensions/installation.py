@@ -21,7 +21,7 @@ from keras_conflux._extensions.kernels import dispatch
 from keras_conflux._extensions.kernels import gelu
 from keras_conflux._extensions.kernels import pointwise
 from keras_conflux._extensions.kernels import replacements
-from keras_conflux._extensions.launchers import order as launchers
+from keras_conflux._extensions.launchers import known as launchers
 from keras_conflux._extensions.memory import notes as memory
 from keras_conflux._extensions.optimizers import dealt_matrices
 from keras_conflux._extensions.optimizers import shared_updates

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_conflux._common.notices import tell
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import versions
-from keras_conflux._extensions.launchers.order import without_launchers
+from keras_conflux._extensions.launchers.known import without_launchers
 from keras_conflux._extensions.program_cache import folders
 
 _RUNS = "CONFLUX_SELF_CHECK"

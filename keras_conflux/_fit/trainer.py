@@ -47,7 +47,7 @@ from keras_conflux._replication.strategy import is_replicated
 _told_at_the_end: list[Callable[[str, Measurements], None]] = []
 
 
-def at_the_end(tell: Callable[[str, Measurements], None]) -> None:
+def after_fit(tell: Callable[[str, Measurements], None]) -> None:
     """Has a function called with each `fit`'s model and measurements."""
     _told_at_the_end.append(tell)
 

@@ -19,9 +19,9 @@ package.__path__ = [str(root / "keras_conflux")]
 sys.modules["keras_conflux"] = package
 
 from keras_conflux._cluster.launchers import find_cluster  # noqa: E402
-from keras_conflux._extensions.launchers import order  # noqa: E402
+from keras_conflux._extensions.launchers import known  # noqa: E402
 
-order.install()
+known.install()
 cluster = find_cluster()
 # One call, so that lines of several processes do not mix.
 line = json.dumps(cluster and dataclasses.asdict(cluster))

@@ -16,7 +16,7 @@ import pytest
 
 import keras_conflux
 from keras_conflux._devices import driver
-from keras_conflux._extensions.launchers import order
+from keras_conflux._extensions.launchers import known
 from keras_conflux.tools.cli import output
 from keras_conflux.tools.cli.__main__ import main
 from keras_conflux.tools.cli.run import deal
@@ -227,7 +227,7 @@ def test_leftovers_of_launchers(run):
     """Of all that there are, also of those that do not fit together."""
     left = {
         name + "X" * (name[-1] == "_"): "0"
-        for launcher in order.LAUNCHERS
+        for launcher in known.LAUNCHERS
         for name in launcher.variables
     }
     kept = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2", "RANKING": "1"}

@@ -45,7 +45,7 @@ class Op:
     of_two: Callable[[Any, Any], Any]
     """Reduces the values of two replicas."""
     is_linear = False
-    """Whether `tf.IndexedSlices` can be reduced: their rows are gathered."""
+    """Whether `tf.IndexedSlices` can be reduced by gathering their rows."""
     takes_weights = False
     """Whether replicas may count differently."""
 

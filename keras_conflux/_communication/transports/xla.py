@@ -63,7 +63,7 @@ class XlaNccl:
 
     @property
     def moves_parts(self) -> bool:
-        """Whether it has collectives that move no more than parts."""
+        """Whether it can send a replica the parts that it needs alone."""
         return tensorflow_xla.has_module_calls()
 
     def reduce_scatter(

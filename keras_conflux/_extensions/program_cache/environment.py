@@ -52,7 +52,7 @@ def facts(
         "keras-conflux": version,
         "TensorFlow": [tf.version.VERSION, tf.version.GIT_VERSION],
         **hardware,
-        # Parts of a GPU are told from a whole one by their names only.
+        # Parts of a GPU differ from a whole GPU in their names only.
         "part of a GPU": [
             name
             for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -68,7 +68,7 @@ def facts(
 
 
 def digest(facts: Mapping[str, Any]) -> str:
-    """Returns a short name that is another one if any fact changes."""
+    """Returns a short name that changes with any fact."""
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -17,7 +17,7 @@ _has_told = False
 
 def install() -> None:
     """Has it told after each `fit`. Called once, at import."""
-    trainer.at_the_end(tell)
+    trainer.after_fit(tell)
 
 
 def tell(name: str, measured: Measurements) -> None:

@@ -1,7 +1,7 @@
 """Programs of all replicas: how they are made, kept, and run.
 
-By default a program that XLA compiles is traced and called. `make_by` puts
-somebody else in place, who makes such programs.
+By default a program that XLA compiles is traced and called. `make_programs_by`
+puts another maker of such programs in place.
 """
 
 import dataclasses
@@ -124,7 +124,7 @@ Maker = Callable[[Callable[[], TracedProgram], Purpose], Program]
 _makers: list[Maker] = [lambda trace, _: trace()]
 
 
-def make_by(maker: Maker) -> None:
+def make_programs_by(maker: Maker) -> None:
     """Has another function make the programs of XLA from now on."""
     _makers.append(maker)
 

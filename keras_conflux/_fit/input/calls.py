@@ -94,7 +94,9 @@ def may_steer_data(callback: Any) -> bool:
 
 def runs_users_code(callback: Any, hook: str) -> bool:
     """Whether a hook of a callback is neither Keras' nor this package's."""
-    return _package(_owner(callback, hook)) not in ("keras", "keras_conflux")
+    owner = _owner(callback, hook)
+    package = None if owner is None else owner.__module__.split(".")[0]
+    return package not in ("keras", "keras_conflux")
 
 
 _HOOKS = [
@@ -129,10 +131,6 @@ def _owner(callback: Any, hook: str) -> Any:
         (kind for kind in type(callback).__mro__ if hook in vars(kind)),
         keras.callbacks.Callback,
     )
-
-
-def _package(owner: Any) -> str | None:
-    return None if owner is None else owner.__module__.split(".")[0]
 
 
 @dataclasses.dataclass(frozen=True)

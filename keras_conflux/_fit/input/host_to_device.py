@@ -152,7 +152,11 @@ def is_dense(leaf: Any) -> bool:
 def _moved(
     batches: list[list[Any]], placement: Placement, stack: bool
 ) -> list[list[Any]]:
-    options = tuple(map(_source_device, batches[0])), placement, stack
+    # Where each leaf is cut and stacked.
+    places = (
+        (is_dense(leaf) and leaf.device) or "CPU:0" for leaf in batches[0]
+    )
+    options = tuple(places), placement, stack
     # In a graph all leaves travel at once. One after another, each would
     # wait for its GPU's computation (GPUUtil::CopyCPUTensorToGPU).
     describe = tf.type_spec_from_value if stack else relaxed_spec
@@ -189,8 +193,3 @@ def _shard(
                 )
         shards.append(shard)
     return shards
-
-
-def _source_device(leaf: Any) -> str:
-    """Returns where a leaf is cut and stacked."""
-    return (is_dense(leaf) and leaf.device) or "CPU:0"

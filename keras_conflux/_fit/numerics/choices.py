@@ -26,11 +26,7 @@ from keras_conflux._replication.steps import Step
 def choose(original: Callable, given: Any, *args: Any, **kwargs: Any) -> Any:
     """Traces all branches, and may make the choice a common one.
 
-    Args:
-        original: `tf.cond` or `tf.switch_case`, of TensorFlow's own.
-        given: The condition, or the index of a branch.
-        args: The branches, and others.
-        kwargs: Others.
+    `tf.cond` is given a condition, and `tf.switch_case` an index.
     """
     step = _choosing()
     if step is None or isinstance(given, int):

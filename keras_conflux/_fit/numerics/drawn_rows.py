@@ -146,16 +146,10 @@ def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
 
 
 def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
-    """Returns a replica's rows of numbers of a shape.
+    """Returns a replica's rows of numbers of a shape, a tensor or sizes.
 
-    Args:
-        shape: The shape of the replica's draw: a tensor, or sizes.
-        counts_on: Whether the seed is another one in each turn of a loop.
-        step: The step of the replica.
-
-    Returns:
-        `None` if no sample has numbers of its own, so that all replicas draw
-        the same.
+    They are `None` if no sample has numbers of its own. `counts_on` says that
+    the seed is another one in each turn of a loop.
 
     Raises:
         NotDerivable: If the graph does not show it.

@@ -113,10 +113,6 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
 
     Gradients pass to the contributions of all replicas' samples.
 
-    Args:
-        tensor: A traced tensor, with the samples along its first axis.
-        step: The step of the replica.
-
     Raises:
         NotDerivable: If it cannot be computed, or has been read from a variable
             after a write, or is made in a loop, which gradients do not pass.

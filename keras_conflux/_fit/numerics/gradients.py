@@ -104,10 +104,8 @@ class Gradients(Exit):
         global already. Anything else, such as gradients that were computed by
         hand, is reduced here.
 
-        Args:
-            grads: The gradients given to an optimizer.
-            trained: Their variables, if the optimizer was told.
-            accumulates: Whether it adds them up until it updates.
+        An optimizer that `accumulates` adds them up until it updates. It may
+        not have been told which variables are trained.
         """
         if self._summed_by is not None and _all_in(grads, self._postponed):
             return self._summed_by(grads, trained)

@@ -182,13 +182,7 @@ def is_moving_average(
 ) -> bool:
     """Whether a replica's step uses a variable in this way alone.
 
-    To be asked where the step has been traced, before anything else is done
-    with the variable there.
-
-    Args:
-        variable: The variable that the step writes.
-        step: The step of the replica.
-        of_own_samples: Whether it is a statistic of a replica's own samples.
+    Ask once the step is traced, before anything is done with the variable.
     """
     copy = state.copies(variable)[replica_index()]
     uses = resources.uses_of(copy)

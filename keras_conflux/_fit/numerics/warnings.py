@@ -149,11 +149,9 @@ def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
     Returns:
         Variables, and the operations of the step that may write them.
     """
-    of_keras = [
-        *state.variables_of(step.model),
-        *Writes.of(step).variables(),
-    ]
-    known = _by_handle(of_keras)
+    known = _by_handle(
+        [*state.variables_of(step.model), *Writes.of(step).variables()]
+    )
     found = [
         (handle, writes)
         for handle, writes in _writes(step)
@@ -223,26 +221,22 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
         f"{variable.name!r} of shape {variable.shape} and dtype "
         f"{variable.dtype.name}"
     )
-    key = f"variable {id(variable)}"
     if write.type.startswith("Rng"):
-        step.warn_once(
-            key,
+        text = (
             "a step draws from a `tf.random.Generator`, whose state is the "
             f"`tf.Variable` {described}. The replicas of a process take turns "
             "with it, so they draw other numbers than one device and leave it "
             "with another state. Draw by `keras.random` with a "
-            "`keras.random.SeedGenerator`.",
-            write,
+            "`keras.random.SeedGenerator`."
         )
     else:
-        step.warn_once(
-            key,
+        text = (
             f"a step writes the `tf.Variable` {described}. "
             "Each replica writes it, so one device may leave it with another "
             "value. Make it a `keras.Variable(..., trainable=False)`, or use "
-            "`self.add_weight` of a layer: both are kept as on one device.",
-            write,
+            "`self.add_weight` of a layer: both are kept as on one device."
         )
+    step.warn_once(f"variable {id(variable)}", text, write)
 
 
 def _warn_of_value(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_conflux._devices.driver import visible_gpus
-from keras_conflux._extensions.launchers.order import without_launchers
+from keras_conflux._extensions.launchers.known import without_launchers
 from keras_conflux.tools.checks import CHECKS
 from keras_conflux.tools.checks import Check
 from keras_conflux.tools.cli import add_json

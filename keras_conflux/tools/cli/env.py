@@ -11,7 +11,7 @@ from typing import Any
 
 from keras_conflux._cluster import roll_call
 from keras_conflux._common.errors import ClusterError
-from keras_conflux._extensions.launchers.order import LAUNCHERS
+from keras_conflux._extensions.launchers.known import LAUNCHERS
 from keras_conflux.tools.checks import nvidia
 from keras_conflux.tools.cli import add_json
 

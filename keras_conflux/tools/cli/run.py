@@ -19,8 +19,8 @@ from typing import Any
 from keras_conflux._cluster import roll_call
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._devices.driver import visible_gpus
-from keras_conflux._extensions.launchers.order import LAUNCHERS
-from keras_conflux._extensions.launchers.order import without_launchers
+from keras_conflux._extensions.launchers.known import LAUNCHERS
+from keras_conflux._extensions.launchers.known import without_launchers
 from keras_conflux.tools.cli import at_least
 from keras_conflux.tools.cli.gang import TOLD
 from keras_conflux.tools.cli.gang import Event
