@@ -96,14 +96,8 @@ def derivation_of(
 ) -> Derivation:
     """Follows a result back to tensors whose global values can be had.
 
-    Args:
-        result: A traced tensor.
-        kinds: The kinds of the step's tensors.
-        known: The ids of others whose global values are known.
-        made: The ids of tensors that are computed once more in any case.
-
-    Raises:
-        NotDerivable: If that is not possible.
+    The values of others are `known` by their ids. Tensors of the ids in `made`
+    are computed once more in any case. It raises `NotDerivable` if it cannot.
     """
     found = Derivation(result)
     entered: set[int] = set()

@@ -96,10 +96,7 @@ class OwnGradients:
         The derivatives by rows have to belong to each row, and derivatives by a
         tensor that all replicas share have to be sums.
 
-        Args:
-            operation: The operation that has the gradient.
-            given: Tensors of which its inputs are computed, such as the inputs
-                of a layer.
+        Its inputs are computed of the `given` tensors, as of a layer's inputs.
 
         Raises:
             NotDerivable: If neither rules nor a trial tell.

@@ -47,15 +47,10 @@ class Results(NamedTuple):
 class TrialProgram:
     """Computes a tensor from random samples.
 
-    Args:
-        output: The tensor.
-        kinds: The kinds of the step's tensors.
-        given: Tensors for which any rows may stand, as the inputs of a layer.
-        is_deep: Whether values that follow from the batch are computed from it,
-            as a mask is. If not, any rows may stand for all that is rows.
-
-    Raises:
-        NotDerivable: If it cannot be run by itself.
+    Any rows may stand for the `given` tensors, as for the inputs of a layer.
+    With `is_deep`, values that follow from the batch are computed from it, as a
+    mask is. If not, any rows may stand for all that is rows. It raises
+    `NotDerivable` if the tensor cannot be computed by itself.
     """
 
     def __init__(

@@ -43,6 +43,8 @@ from keras_conflux._compat import replicas_in_turn
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import compute_capability
+from keras_conflux._graphs.effects import Effect
+from keras_conflux._graphs.effects import effect_of
 
 # Far from the keys that TensorFlow's own strategies count up from 1.
 _FIRST_GROUP_KEY = 1 << 20
@@ -64,6 +66,10 @@ class Trace:
         """The descriptions of the calls of replica 0."""
         self.collectives = 0
         """The number of calls in the traces inside this one."""
+        eager = tf.executing_eagerly()
+        self.graph: Any = None if eager else tf.compat.v1.get_default_graph()
+        self.lock: Any = None
+        """What an execution holds while replicas on CPU devices meet."""
 
 
 _trace: contextvars.ContextVar[Trace | None] = contextvars.ContextVar(
@@ -307,9 +313,11 @@ class Communicator:
         if index == 0:
             del trace.signatures[before[1] :]
 
-    def trace_all_replicas(self, run: Callable[[], Any]) -> Any:
+    def trace_all_replicas(
+        self, run: Callable[[], Any], is_traced: bool
+    ) -> Any:
         """Calls `run`, which traces all replicas, and compares their calls."""
-        with self.tracing() as trace:
+        with self.tracing() as trace, self._alone(trace, is_traced):
             result = run()
             calls = trace.calls
             if len(set(calls)) > 1:
@@ -339,6 +347,48 @@ class Communicator:
             trace.collectives += max(trace.calls)
             if outer is not None:
                 outer.collectives += trace.collectives
+
+    @contextlib.contextmanager
+    def _alone(self, trace: Trace, is_traced: bool) -> Iterator[None]:
+        """Keeps executions of a trace apart from others, as of other threads.
+
+        They would meet in one collective. A function that is traced already
+        does not tell of its collectives.
+        """
+        before = len(trace.graph.get_operations()) if trace.graph else 0
+        try:
+            if is_traced:
+                self._lock_execution(trace)
+            yield
+            if trace.graph is not None and trace.lock is not None:
+                made = trace.graph.get_operations()[before:]
+                waits = [x for x in made if Effect.WAITS in effect_of(x)]
+                with tf.control_dependencies(waits):
+                    tf.raw_ops.ConsumeMutexLock(mutex_lock=trace.lock)
+        finally:
+            trace.lock = None  # an eager one ends with its tensor
+
+    def _lock_execution(self, trace: Trace) -> list[tf.Tensor]:
+        """Returns the operations that a collective of a graph waits for."""
+        if self.on_gpu or self.spans_processes:
+            return []
+        if trace.graph is None:
+            trace.lock = tf.raw_ops.MutexLock(mutex=self._mutex)
+            return []
+        if trace.lock is None:
+            with (
+                trace.graph.as_default(),
+                tensorflow_tracing.of_rank(),
+                tf.control_dependencies(None),
+                tf.device("CPU:0"),
+            ):
+                trace.lock = tf.raw_ops.MutexLock(mutex=self._mutex)
+        return [trace.lock]
+
+    @functools.cached_property
+    def _mutex(self) -> tf.Tensor:
+        with tf.init_scope(), tf.device("CPU:0"):
+            return tf.raw_ops.MutexV2(shared_name=f"conflux_{self._group_key}")
 
     @contextlib.contextmanager
     def exclusive(self, program: Any, name: str) -> Iterator[None]:
@@ -421,7 +471,9 @@ class Communicator:
         # It runs on the device of this replica.
         replicas_in_turn.mark_replica_specific()
         call = self._next_call(index)
-        with tf.device(self.devices[index]):
+        trace = self._present_trace()
+        locks = [] if trace.graph is None else self._lock_execution(trace)
+        with tf.device(self.devices[index]), tf.control_dependencies(locks):
             if tensor.shape.is_fully_defined():
                 return self._in_graph.all_reduce(tensor, index, op, call)
             # It may turn out empty, on which TensorFlow 2.21's ring sometimes

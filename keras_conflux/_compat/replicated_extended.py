@@ -251,7 +251,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         elif not is_function:
             run = functools.partial(run_in_turn, self._container_strategy())
         return self._communicator.trace_all_replicas(
-            lambda: run(program, args, kwargs)
+            lambda: run(program, args, kwargs), is_function
         )
 
     def _prepared(self, fn: Callable) -> Callable:

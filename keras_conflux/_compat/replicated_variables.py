@@ -43,6 +43,9 @@ class MirroredVariable(OfReplicas, values.MirroredVariable):
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if isinstance(value, OfReplicas):  # its own copy's
             value = value.read_value()
+        if isinstance(value, list | tuple | np.ndarray | np.number):
+            # TensorFlow takes all but tensors for equal on all replicas.
+            value = tf.convert_to_tensor(value, self.dtype)
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if self.aggregation != first or not tf.is_tensor(value):
             return super()._update_replica(update_fn, value, **kwargs)

@@ -119,11 +119,8 @@ def copy_region(
 ) -> None:
     """Puts operations into the current graph once more, one after another.
 
-    Args:
-        operations: Each after those that it needs.
-        known: By the ids of tensors, their replacements in the copies. It gets
-            the outputs.
-        copy: Such as `copied`, or `copied_as_it_is`.
+    Each comes after the ones that it needs. `known` has, by the ids of tensors,
+    their replacements in the copies, and gets the outputs.
     """
     for operation in operations:
         inputs = [known[id(x)] for x in operation.inputs]
@@ -178,12 +175,10 @@ def copy_to_other(
 
     They run the same functions. That takes a fifth of the time of making them.
 
-    Args:
-        operations: The inputs of each copy.
-        known: The counterparts of the other graphs' tensors in the current one,
-            or in one around it, by ids. It gets the outputs.
-        keeps_names: Whether they keep their names, devices and order, and come
-            each after its inputs. If not, they may be of several graphs.
+    `operations` has the inputs of each copy, and `known`, by ids, the other
+    graphs' tensors in the current one or in one around it. It gets the outputs.
+    With `keeps_names`, they also keep their devices and order, and each comes
+    after its inputs. Without, they may be of several graphs.
     """
     here: Any = tf.compat.v1.get_default_graph()
     copies = tf.compat.v1.GraphDef()

@@ -81,6 +81,43 @@ def a_number_is_added_to_a_sum(strategy):
     return made
 
 
+def add_values_of_no_tensor(name, aggregation):
+    @check(f"values_of_no_tensor_to_{name}")
+    def values(strategy):
+        made = [
+            variable(strategy, [1.0, 1.0], aggregation=aggregation)
+            for _ in range(4)
+        ]
+
+        def program():
+            made[0].assign_add(np.float32([1, 2]))
+            made[1].assign(np.ones(2, "float32"))
+            if aggregation in (NONE, MEAN):  # stock refuses others
+                made[2].assign([1.0, number()])
+                made[3].assign((number(), 2.0))
+
+        in_function(strategy, program)
+        return made
+
+
+for _name, _aggregation in AGGREGATIONS.items():
+    add_values_of_no_tensor(_name, _aggregation)
+
+
+@check()
+def arrays_that_differ_are_aggregated(strategy):
+    made = [
+        variable(strategy, 0.0, aggregation=each) for each in (MEAN, SUM, FIRST)
+    ]
+
+    def program():
+        for each in made:
+            each.assign(np.float32(number()))
+
+    strategy.run(program)
+    return made
+
+
 @check()
 def a_value_is_read_after_its_assignment(strategy):
     made = variable(strategy, 1.0, aggregation=MEAN)

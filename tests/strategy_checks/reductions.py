@@ -201,3 +201,14 @@ def losses_are_scaled(strategy):
 def both_reduced(strategy, program):
     found = tf.function(lambda: strategy.run(program))()
     return [strategy.reduce("SUM", part, axis=None) for part in found]
+
+
+@check(
+    raises=TypeError,
+    differs="complex numbers and those of 8 bits are not reduced",
+    here=TypeError,
+)
+def a_complex_sum_of_replicas(strategy):
+    return strategy.run(
+        lambda: context().all_reduce("SUM", tf.complex(number(), 1.0))
+    )

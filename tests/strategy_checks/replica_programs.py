@@ -1,6 +1,7 @@
 """Programs of replicas: their arguments, and what TensorFlow runs in them."""
 
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import tensorflow as tf
@@ -344,3 +345,43 @@ def a_concrete_function(strategy):
     given = numbers(strategy)
     run = tf.function(lambda x: strategy.run(tf.square, args=(x,)))
     return run.get_concrete_function(given)(given)
+
+
+@check()
+def a_function_runs_in_several_threads(strategy):
+    def program(x):
+        for _ in range(4):
+            x = context().all_reduce("MEAN", x + number())
+        return x
+
+    traced = tf.function(program)
+    around = tf.function(lambda x: strategy.run(program, (x,)))
+
+    def calls(thread):
+        x = tf.constant(float(thread))
+        both_ways = around, lambda x: strategy.run(traced, (x,))
+        return [run(x) for _ in range(10) for run in both_ways]
+
+    calls(0)
+    with ThreadPoolExecutor(4) as threads:
+        return [*threads.map(calls, range(4))]
+
+
+@check()
+def a_function_runs_after_one_has_failed(strategy):
+    made = variable(strategy, 1.0)
+
+    @tf.function
+    def program(bound):
+        x = context().all_reduce("SUM", made + number())
+        tf.debugging.assert_less(x, bound)
+        return x
+
+    found = []
+    for bound in (1e9, 0.0, 1e9):
+        for run in (strategy.run, tf.function(strategy.run)):
+            try:
+                found.append(run(program, (tf.constant(bound),)))
+            except tf.errors.InvalidArgumentError:
+                found.append("failed")
+    return [each for each in found if each != "failed"], len(found)

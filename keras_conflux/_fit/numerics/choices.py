@@ -82,11 +82,8 @@ class Choices(Exit):
     def come_together(self) -> bool:
         """Makes the conditions common of the branches that are being traced.
 
-        To be called where a step writes something. Nothing can be exchanged in
-        loops.
-
-        Returns:
-            Whether all replicas reach the current graph, or none.
+        Tells if all replicas, or none, reach the current graph. Nothing can be
+        exchanged in loops.
         """
         here = tf.compat.v1.get_default_graph()
         begin, *graphs = [*(graph for graph, _ in self._traced), here]

@@ -92,13 +92,10 @@ class Draws(Exit):
     ) -> Any:
         """Draws the numbers of one device, as far as the graph shows them.
 
-        Args:
-            function: A function of `keras.random`, with its arguments.
-            shape: The shape of the replica's draw.
-            parameters: Parameters of the draw that may be rows of samples.
-                `None` if the graph shows the inputs of the result.
-            of_rows: Draws rows of one device's numbers. By default, operations
-                of the function draw the rows in place of a whole shape.
+        The function is one of `keras.random`, with its arguments. `parameters`
+        may be rows of samples, and are `None` if the graph shows the inputs of
+        the result. `of_rows` draws rows of one device's numbers. By default,
+        operations of the function draw them in place of a whole shape.
         """
         seed = function.keywords.get("seed")
         kinds = {self.step.kinds.of(each) for each in parameters or ()}

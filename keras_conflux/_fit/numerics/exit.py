@@ -67,14 +67,7 @@ class Exit(Part):
     """One of the ways out of the step of one replica."""
 
     def end(self, output: Tree) -> Tree:
-        """Makes values global that have left, once the step has been traced.
-
-        Args:
-            output: The result of the step.
-
-        Returns:
-            The global result.
-        """
+        """Makes values global that have left a step, and returns its result."""
         return output
 
     def report(self, findings: TraceFindings) -> None:

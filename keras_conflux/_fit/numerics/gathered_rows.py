@@ -168,10 +168,8 @@ def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
 def own_part(whole: tf.Tensor, like: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns this replica's rows of all replicas' rows.
 
-    Args:
-        whole: One device's rows, along the first axis, as many for each sample.
-        like: A tensor of the shape of the result, which is not computed.
-        step: The step of the replica.
+    There are as many for each sample. `like` has the shape of the result, and
+    is not computed.
     """
     place = step.place()
     own, before, total = (tf.cast(number, tf.int32) for number in place)

@@ -108,13 +108,9 @@ class SharedUpdate:
     ) -> list[tf.Tensor | None]:
         """Returns the new values of the variables that the update changes.
 
-        Args:
-            gradient: The gradient of the first variable.
-            variables: The updated variable, and its own optimizer state.
-            values: Their values, in any shape that the optimizer can update.
-
-        Raises:
-            WritesOthers: If it writes something else.
+        The updated variable, of which `gradient` is, comes first, and then its
+        own optimizer state. Their values may have any shape that the optimizer
+        can update. It raises `WritesOthers` if it writes something else.
         """
         self._variables = variables
         if not steps.in_xla():

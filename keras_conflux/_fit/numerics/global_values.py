@@ -49,11 +49,7 @@ def recomputed(
 ) -> tf.Tensor:
     """Returns a result of global values, which can be differentiated by them.
 
-    Args:
-        found: The operations between the known tensors and the result.
-        known: By the id of a source, its global value. The values of all
-            results are added.
-        step: The step of the replica.
+    `known` has the global values of sources by their ids, and gets all results.
     """
 
     def gradient(
@@ -322,14 +318,9 @@ def slopes_of(
 ) -> list[tf.Tensor | None]:
     """Returns derivatives, which a tape can differentiate further.
 
-    Args:
-        results: Floating tensors that the graph has computed.
-        sources: Floating tensors, by which they are differentiated.
-        upstream: The derivatives by the results, or `None` for ones.
-        others: Floating tensors of which the results are made besides.
-
-    Returns:
-        `None` for sources of which no result is made.
+    All are floating tensors. `upstream` are the derivatives by the results,
+    ones by default. The results may be made of `others` besides. The derivative
+    by a source of which no result is made is `None`.
     """
     if upstream is None:
         upstream = [tf.ones_like(each) for each in results]

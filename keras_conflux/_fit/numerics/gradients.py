@@ -57,12 +57,9 @@ class Gradients(Exit):
         Only Keras' own step, and an optimizer with Keras' own `apply`, surely
         hand them on as they are.
 
-        Args:
-            optimizer: The optimizer that is to apply them.
-            loss: The loss that is differentiated.
-            summed_by: Takes the gradients and their variables, and sums the
-                gradients of all replicas. By default the optimizer accumulates
-                them, and they are summed when it updates.
+        `summed_by` takes gradients and their variables, and sums the gradients
+        of all replicas. By default the optimizer accumulates them, and they are
+        summed when it updates.
         """
         surely = self.is_keras_step and not self.step.turns
         if surely and keras_optimizers.applies_as_keras(optimizer):

@@ -85,10 +85,8 @@ def _listed(names: list[str]) -> str:
 def warn_of_unknown_values(step: Step, key: str, what: str) -> None:
     """Warns of values that are taken for rows of samples, or for a mean.
 
-    Args:
-        step: The step of the replica.
-        key: The key of the warning, which is given once in a step.
-        what: The values, such as "what the layer 'dense' is given".
+    `what` names them, such as "what the layer 'dense' is given". A step warns
+    of each key once.
     """
     here = tf.compat.v1.get_default_graph()
     if step.kinds.is_blind or here is not step.graph:
