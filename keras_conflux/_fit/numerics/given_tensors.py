@@ -155,10 +155,7 @@ def key(original: Callable, optimizer: Any, variable: Any) -> Any:
 def write(method: str, variable: Any, value: Any) -> bool:
     """Writes the tensor that is given for a variable, and returns if one is.
 
-    Args:
-        method: `"assign"`, `"assign_add"` or `"assign_sub"`.
-        variable: The variable that an optimizer writes.
-        value: The new value, or the summand.
+    The method is `"assign"`, `"assign_add"` or `"assign_sub"`.
     """
     if not _is_tensor_here(variable):
         return False

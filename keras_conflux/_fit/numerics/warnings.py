@@ -1,5 +1,6 @@
 """Warns of values that replicas cannot make equal to one device's."""
 
+import functools
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
@@ -219,8 +220,10 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
         f"{variable.name!r} of shape {variable.shape} and dtype "
         f"{variable.dtype.name}"
     )
+    key = f"variable {id(variable)}"
+    tell = functools.partial(step.warn_once, key, operation=write)
     if write.type.startswith("Rng"):
-        text = (
+        tell(
             "a step draws from a `tf.random.Generator`, whose state is the "
             f"`tf.Variable` {described}. The replicas of a process take turns "
             "with it, so they draw other numbers than one device and leave it "
@@ -228,13 +231,12 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
             "`keras.random.SeedGenerator`."
         )
     else:
-        text = (
+        tell(
             f"a step writes the `tf.Variable` {described}. "
             "Each replica writes it, so one device may leave it with another "
             "value. Make it a `keras.Variable(..., trainable=False)`, or use "
             "`self.add_weight` of a layer: both are kept as on one device."
         )
-    step.warn_once(f"variable {id(variable)}", text, write)
 
 
 def _warn_of_value(
