@@ -44,11 +44,8 @@ def kinds_of_outputs(
 ) -> list[Kind]:
     """Returns the kinds of an operation's outputs.
 
-    Args:
-        operation: A traced operation, of any type.
-        inputs: The kinds of its inputs.
-        marked: Tells the kinds that were set for tensors inside of it.
-        inside: Called instead of this for the operations that it runs.
+    `marked` tells the kinds that were set for tensors inside of it. `inside` is
+    called instead of this for the operations that it runs.
     """
     kind = operation.type
     count = len(operation.outputs)

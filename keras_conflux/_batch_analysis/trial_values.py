@@ -15,11 +15,9 @@ _OPEN_SIZE = 3
 class RandomValues:
     """Draws values for tensors of any shape.
 
-    Args:
-        scale: The scale of floating numbers. `None` draws them between 0 and
-            1, as probabilities are.
-        smallest: The smaller one of the two integers that are drawn.
-        seed: The seed of the draws.
+    Floating numbers have a scale. With `None` they are between 0 and 1, as
+    probabilities are. `smallest` is the smaller one of the two integers that
+    are drawn.
     """
 
     def __init__(self, scale: float | None, smallest: int, seed: int) -> None:

@@ -40,6 +40,7 @@ from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.transports.xla import XlaNccl
 from keras_conflux._compat import replicas_in_turn
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import compute_capability
@@ -69,7 +70,7 @@ class Trace:
         eager = tf.executing_eagerly()
         self.graph: Any = None if eager else tf.compat.v1.get_default_graph()
         self.lock: Any = None
-        """What an execution holds while replicas on CPU devices meet."""
+        """The lock of an execution in which replicas on CPU devices meet."""
 
 
 _trace: contextvars.ContextVar[Trace | None] = contextvars.ContextVar(
@@ -388,7 +389,9 @@ class Communicator:
     @functools.cached_property
     def _mutex(self) -> tf.Tensor:
         with tf.init_scope(), tf.device("CPU:0"):
-            return tf.raw_ops.MutexV2(shared_name=f"conflux_{self._group_key}")
+            made = tf.raw_ops.MutexV2(shared_name=f"conflux_{self._group_key}")
+        tensorflow_internals.note_own(made, self)
+        return made
 
     @contextlib.contextmanager
     def exclusive(self, program: Any, name: str) -> Iterator[None]:

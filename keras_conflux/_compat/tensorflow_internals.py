@@ -122,7 +122,12 @@ def own_variable(device: str, value: Any = 0) -> tf.Variable:
 
 def note_own_variable(variable: tf.Variable) -> None:
     """Makes a variable one of the package's own."""
-    _own_variables[id(handle_of(variable))] = variable
+    note_own(handle_of(variable), variable)
+
+
+def note_own(handle: tf.Tensor, owner: Any) -> None:
+    """Makes a resource one of the package's own, while it has an owner."""
+    _own_variables[id(handle)] = owner
 
 
 def is_own_variable(handle: Any) -> bool:

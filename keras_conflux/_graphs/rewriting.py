@@ -65,10 +65,8 @@ def read_copies(
 ) -> None:
     """Lets operations read copies of what they have read.
 
-    Args:
-        reads: Operations, each with a tensor that it reads.
-        again: The operations to copy, each after those that it needs.
-        known: See `copy_region`. All other inputs are read as they are.
+    `reads` has operations, each with a tensor that it reads, and `again` the
+    operations to copy in order. For `known`, see `copy_region`.
     """
     again = [*again]
     for tensor in (x for each in again for x in each.inputs):

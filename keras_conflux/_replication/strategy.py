@@ -118,7 +118,14 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         return self._conflux_shard
 
     def cuts(self, weight: Any) -> bool:
-        """Internal: tells whether a weight, if it is large, lies in parts."""
+        """Internal: tells whether a weight, if it is large, lies in parts.
+
+        Args:
+            weight: The Keras variable.
+
+        Returns:
+            Whether each device holds a part of it.
+        """
         del weight
         return self.shard == "weights"
 

@@ -64,10 +64,8 @@ class Sampler:
     ) -> tf.Tensor:
         """Draws some of the rows.
 
-        Args:
-            begins: The begin of each block of rows: uint64.
-            shapes: The shape of each block: a tensor.
-            rest: The sizes of a row, numbers where they are known.
+        Each block of rows has a begin (uint64) and a shape (a tensor). `rest`
+        has the sizes of a row, numbers where they are known.
         """
         size = _product(rest)
         known = size if isinstance(size, int) else 1

@@ -229,16 +229,21 @@ class Output:
         self._screen = screen
         self._hear = hear
         self._rest = b""
+        self._is_broken = False
         self._next_redrawn = time.monotonic() + _REDRAWN_SECONDS
 
     def feed(self, chunk: bytes) -> None:
         """Takes output of the process."""
+        if self._is_broken:
+            chunk = chunk.removeprefix(b"\n")
+        self._is_broken = False
         *lines, rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             self._write(line)
         self._rest = _last_state(rest)
         if len(self._rest) > _LONG:
             self.close()
+            self._is_broken = True
         elif b"\r" in self._rest and time.monotonic() > self._next_redrawn:
             self._write(self._rest)
 
