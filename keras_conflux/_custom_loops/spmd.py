@@ -237,9 +237,7 @@ class _Compiled:
         self._calls = 0
         self._has_built = False
         self._traced: dict[Any, Any] = {}
-        """By signature, the program that is traced for tensors.
-
-        TensorFlow would find it, which takes as long as a small step."""
+        """By signature, programs for tensors. TensorFlow finds them slowly."""
         self._is_users = self._warns_of_unsplit = is_users
         self._counts_alike = self._has_warned = False
         self._watchdog = StepWatchdog(strategy.devices, self._name)
@@ -332,9 +330,11 @@ class _Compiled:
             assert_same_place(what)
             with tensorflow_tracing.leaving_out(self._leaves_out):
                 return self._function(*arguments)
-        program = self._traced.get(signature) or self._trace(*arguments)
-        if are_tensors(parts):
-            self._traced[signature] = program
+        program = self._traced.get(signature)
+        if program is None:
+            program = self._trace(*arguments)
+            if are_tensors(parts):
+                self._traced[signature] = program
         traced = program.graph.conflux_program
         if self._is_users:
             alike = traced.agree(what, common_state.sums_of_assigned())
