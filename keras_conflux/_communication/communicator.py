@@ -69,8 +69,12 @@ class Trace:
         """The number of calls in the traces inside this one."""
         eager = tf.executing_eagerly()
         self.graph: Any = None if eager else tf.compat.v1.get_default_graph()
+        self.is_in_turn = False
+        """Whether replicas run eagerly, one after another."""
         self.lock: Any = None
         """The lock of an execution in which replicas on CPU devices meet."""
+        self.levelled: dict[CpuRing, Any] = {}
+        """The operations that level a ring's counters under the lock."""
 
 
 _trace: contextvars.ContextVar[Trace | None] = contextvars.ContextVar(
@@ -143,16 +147,21 @@ class Communicator:
         self._latest = Trace(len(self.devices))
         self._lock = threading.RLock()
         self._running: Any = None
-        group_key = self._group_key = _new_group_key(self.devices)
+        self._group_key = _new_group_key(self.devices)
         with tf.init_scope():
             self._in_xla = XlaNccl(
                 self.devices,
                 self.rank_as_constant,
                 self.size,
-                group_key,
+                self._group_key,
                 in_order=self.on_gpu and self.spans_processes,
             )
-            self._in_graph = self._transport(group_key)
+            self._rings = [
+                CpuRing(self.devices, self.size, self._group_key, lane)
+                for lane in (0, 1)
+                if not self.on_gpu
+            ]
+            self._in_graph = self._rings[0] if self._rings else self._nccl()
             in_graphs = not tf.config.functions_run_eagerly()
             if self.size > 1 and not self.on_gpu and in_graphs:
                 self._warm_up()
@@ -260,9 +269,9 @@ class Communicator:
             blocks = tf.where(is_here, tf.expand_dims(part, 0), zero)
             flat = tf.reshape(blocks, [self.size * length(part)])
             if again:
-                return self._early.all_reduce(
-                    flat, index, SUM, self._next_call(index)
-                )
+                call, early = self._next_call(index), self._rings[1]
+                with tf.control_dependencies(self._lock_execution(early)):
+                    return early.all_reduce(flat, index, SUM, call)
             return self.all_reduce(flat, index, SUM, in_xla)
 
         return [joined(part) for part in parts]
@@ -272,12 +281,6 @@ class Communicator:
         if self.size == 1 or tf.executing_eagerly():
             return False
         return self._in_xla.moves_parts if in_xla else not self.on_gpu
-
-    @functools.cached_property
-    def _early(self) -> CpuRing:
-        """The transport of collectives that run earlier than traced."""
-        with tf.init_scope():
-            return CpuRing(self.devices, self.size, self._group_key, lane=1)
 
     def _next_channel(self, index: int) -> int:
         self._next_call(index)
@@ -319,6 +322,7 @@ class Communicator:
     ) -> Any:
         """Calls `run`, which traces all replicas, and compares their calls."""
         with self.tracing() as trace, self._alone(trace, is_traced):
+            trace.is_in_turn = trace.graph is None and not is_traced
             result = run()
             calls = trace.calls
             if len(set(calls)) > 1:
@@ -359,7 +363,7 @@ class Communicator:
         before = len(trace.graph.get_operations()) if trace.graph else 0
         try:
             if is_traced:
-                self._lock_execution(trace)
+                self._lock_execution(*self._rings)
             yield
             if trace.graph is not None and trace.lock is not None:
                 made = trace.graph.get_operations()[before:]
@@ -369,22 +373,23 @@ class Communicator:
         finally:
             trace.lock = None  # an eager one ends with its tensor
 
-    def _lock_execution(self, trace: Trace) -> list[tf.Tensor]:
-        """Returns the operations that a collective of a graph waits for."""
-        if self.on_gpu or self.spans_processes:
-            return []
-        if trace.graph is None:
-            trace.lock = tf.raw_ops.MutexLock(mutex=self._mutex)
-            return []
-        if trace.lock is None:
-            with (
-                trace.graph.as_default(),
-                tensorflow_tracing.of_rank(),
-                tf.control_dependencies(None),
-                tf.device("CPU:0"),
-            ):
+    def _lock_execution(self, *rings: CpuRing) -> list[Any]:
+        """Returns what these rings' collectives wait for: lock and keys."""
+        trace = self._present_trace()
+        new = [each for each in rings if each not in trace.levelled]
+        if self.spans_processes or not new:
+            return [*filter(None, map(trace.levelled.get, rings))]
+        with (
+            trace.graph.as_default() if trace.graph else tf.init_scope(),
+            tensorflow_tracing.of_rank(),
+            tf.control_dependencies(None),
+            tf.device("CPU:0"),
+        ):
+            if trace.lock is None:
                 trace.lock = tf.raw_ops.MutexLock(mutex=self._mutex)
-        return [trace.lock]
+            with tf.control_dependencies([trace.lock]):
+                trace.levelled.update((each, each.level()) for each in new)
+        return self._lock_execution(*rings)
 
     @functools.cached_property
     def _mutex(self) -> tf.Tensor:
@@ -416,20 +421,12 @@ class Communicator:
             self._running = outer
             self._lock.release()
 
-    def recover(self) -> None:
-        """Makes the channel usable after a step that failed half-way."""
-        if not self.spans_processes:
-            for each in (self._in_graph, vars(self).get("_early")):
-                if isinstance(each, CpuRing):
-                    each.recover()
-
-    def _transport(self, group_key: int) -> Transport:
-        if not self.on_gpu:
-            return CpuRing(self.devices, self.size, group_key)
+    def _nccl(self) -> Transport:
         if self.spans_processes:
             # XLA's programs have the NCCL communicator of the other key.
-            return NcclBetweenProcesses(self.devices, self.size, group_key + 1)
-        return Nccl(self.size, group_key)
+            key = self._group_key + 1
+            return NcclBetweenProcesses(self.devices, self.size, key)
+        return Nccl(self.size, self._group_key)
 
     def _present_trace(self) -> Trace:
         # Threads of TensorFlow have no context variables of ours.
@@ -471,11 +468,17 @@ class Communicator:
                 "match the loops of different replicas. Put the loop around "
                 "the step, or reduce after the loop."
             )
+        if self._present_trace().is_in_turn:
+            raise NotImplementedError(
+                "A collective in a `tf.function` that a replica calls while it "
+                "runs eagerly would wait forever: TensorFlow runs such "
+                "replicas one after another. Put `strategy.run` in a "
+                "`tf.function`, or give it this one."
+            )
         # It runs on the device of this replica.
         replicas_in_turn.mark_replica_specific()
         call = self._next_call(index)
-        trace = self._present_trace()
-        locks = [] if trace.graph is None else self._lock_execution(trace)
+        locks = self._lock_execution(*self._rings[:1])
         with tf.device(self.devices[index]), tf.control_dependencies(locks):
             if tensor.shape.is_fully_defined():
                 return self._in_graph.all_reduce(tensor, index, op, call)

@@ -232,8 +232,10 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     def _replica_ctx_all_reduce(
         self, reduce_op: Any, value: Any, options: Any = None
     ) -> Any:
-        mean = reduce_op == tf.distribute.ReduceOp.MEAN
-        return self._conflux_all_reduce("mean" if mean else "sum", value)
+        if reduce_op != tf.distribute.ReduceOp.MEAN:
+            return self._conflux_all_reduce("sum", value)
+        floats = tf.nest.map_structure(_as_quotient, value)
+        return self._conflux_all_reduce("mean", floats)
 
     def _replica_ctx_update(
         self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool
@@ -265,6 +267,12 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
                 python_function=self._prepared(fn.python_function)
             )
         return self._conflux_clones[fn]
+
+
+def _as_quotient(value: Any) -> Any:
+    """Returns an integer as a float of the type that TensorFlow divides to."""
+    is_integer = tf.is_tensor(value) and value.dtype.is_integer
+    return tf.truediv(value, 1) if is_integer else value
 
 
 _assigned: Any = weakref.WeakValueDictionary()

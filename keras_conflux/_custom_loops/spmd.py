@@ -14,7 +14,6 @@ from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._common import arguments
 from keras_conflux._common import errors
 from keras_conflux._common import trees
-from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
@@ -52,7 +51,6 @@ from keras_conflux._replication.steps import UserReductions
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_over
-from keras_conflux._replication.watchdog import StepAbandoned
 from keras_conflux._replication.watchdog import StepWatchdog
 
 
@@ -304,13 +302,7 @@ class _Compiled:
                 communicator.exclusive(self._function, self._name),
             ):
                 self._calls += 1
-                try:
-                    outputs = self._run(signature, parts, given.kinds)
-                except (StepTimeoutError, StepAbandoned):
-                    raise  # it still runs; all else would wait for it
-                except BaseException:
-                    communicator.recover()
-                    raise
+                outputs = self._run(signature, parts, given.kinds)
                 promotion.give_back_seed()
         except BaseException as error:
             raise self._explain(error) from None

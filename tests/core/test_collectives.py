@@ -850,3 +850,13 @@ def test_nccl_is_left_alone_with_parts_on_one_device():
         for found in run(parts):
             for copy in local(found):
                 np.testing.assert_array_equal(copy, [MANY * (MANY - 1) / 2] * 3)
+
+
+def test_a_function_of_eager_replicas_exchanges_nothing():
+    """TensorFlow runs eager replicas one after another: both would wait."""
+    strategy = kc.ReplicatedStrategy(DEVICES[:2])
+    total = tf.function(lambda: kc.allreduce("sum", tf.ones(())))
+    with pytest.raises(NotImplementedError, match="one after another"):
+        strategy.run(lambda: total())
+    [*totals] = strategy.experimental_local_results(strategy.run(total))
+    assert totals == [2.0, 2.0]

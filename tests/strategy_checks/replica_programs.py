@@ -341,6 +341,19 @@ def a_function_of_run_itself(strategy):
 
 
 @check()
+def a_mean_of_integers(strategy):
+    def program(dtype):
+        return context().all_reduce("MEAN", tf.cast(number(), dtype))
+
+    run = tf.function(lambda dtype: strategy.run(program, (dtype,)))
+    return [
+        (each.dtype.name, each)
+        for dtype in (tf.uint8, tf.int16, tf.int32, tf.int64)
+        for each in strategy.experimental_local_results(run(dtype))
+    ]
+
+
+@check()
 def a_concrete_function(strategy):
     given = numbers(strategy)
     run = tf.function(lambda x: strategy.run(tf.square, args=(x,)))
@@ -373,12 +386,13 @@ def a_function_runs_after_one_has_failed(strategy):
 
     @tf.function
     def program(bound):
+        tf.debugging.assert_less(number(), bound)
         x = context().all_reduce("SUM", made + number())
         tf.debugging.assert_less(x, bound)
-        return x
+        return context().all_reduce("SUM", x)
 
     found = []
-    for bound in (1e9, 0.0, 1e9):
+    for bound in (1e9, 0.0, 1e9, 0.5, 1e9):  # at 0.5 the first one goes on
         for run in (strategy.run, tf.function(strategy.run)):
             try:
                 found.append(run(program, (tf.constant(bound),)))

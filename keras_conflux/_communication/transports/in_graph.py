@@ -29,10 +29,9 @@ class CpuRing:
     """TensorFlow's ring, with keys that are drawn while the op runs.
 
     Keys come from a counter variable on each device. So shapes may change from
-    call to call, and an op may sit in a branch of `tf.cond`. In one process a
-    failed step leaves no key behind that a later one could meet; several, which
-    do not recover, use keys again (`next_key`). A group may have a second ring,
-    in lane 1, with keys of its own.
+    call to call, and an op may sit in a branch of `tf.cond`. Several processes,
+    of which none survives a failed step, use keys again (`next_key`). The ring
+    in lane 1 has keys of its own: its collectives run earlier than traced.
     """
 
     def __init__(
@@ -74,11 +73,10 @@ class CpuRing:
             communication_hint="ring",
         )
 
-    def recover(self) -> None:
-        """Levels the counters after a step that failed half-way."""
-        latest = max(int(counter.numpy()) for counter in self._counters)
-        for counter in self._counters:
-            counter.assign(latest + 1)
+    def level(self) -> Any:
+        """Returns an operation after which all counters are equal, and new."""
+        latest = tf.reduce_max([each.read_value() for each in self._counters])
+        return tf.group(*[each.assign(latest + 1) for each in self._counters])
 
 
 def all_reduce_eagerly(tensor: tf.Tensor, op: Op, device: str) -> tf.Tensor:

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import error_texts
@@ -22,7 +21,6 @@ from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._replication import lost_values
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.traced_functions import Staleness
-from keras_conflux._replication.watchdog import StepAbandoned
 from keras_conflux._replication.watchdog import StepWatchdog
 
 
@@ -90,14 +88,7 @@ class TracedProgram:
             return self._call(*arguments)
         name = self._watchdog.name
         with self._communicator.exclusive(self._run, name):
-            try:
-                return self._call(*arguments)
-            except (StepTimeoutError, StepAbandoned):
-                raise  # it still runs; all else would wait for it
-            except BaseException:
-                # Replicas have stopped at different places.
-                self._communicator.recover()
-                raise
+            return self._call(*arguments)
 
     def _call(self, *arguments: Any) -> Any:
         try:
