@@ -7,13 +7,13 @@ elsewhere, as by `replica()`, collectives alone are compared.
 """
 
 import collections
-import dataclasses
 import functools
 import itertools
 import zlib
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +26,6 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import is_of_package
-from keras_conflux._common.user_warnings import users_line
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import resources
@@ -43,29 +42,11 @@ _NAMES = {"config", "config_proto", "container", "executor_type"}
 _NAMES |= {"message", "shared_name", "token", "seed", "seed2", "value"}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     operation: tf.Operation
-    kind: str
-    """Its type, or "function" for a call that is named after its function."""
-    sources: list[tuple[str, bool]]
-    """Where its inputs come from, and whether operations have computed them."""
-    attributes: str
-    runs: str
-    """A digest of the functions that it runs."""
-
-    @property
-    def text(self) -> str:
-        sources = ", ".join(source for source, _ in self.sources)
-        return f"{self.kind}({sources}) {self.attributes} {self.runs}".rstrip()
-
-    @property
-    def alone(self) -> str:
-        """The operation, without the ones that it computes from and runs."""
-        given = [
-            source for source, is_computed in self.sources if not is_computed
-        ]
-        return f"{self.kind}({', '.join(given)}) {self.attributes}"
+    alone: str
+    """The operation, without the ones that it computes from and runs."""
+    text: str
 
 
 class CommonProgram:
@@ -89,13 +70,9 @@ class CommonProgram:
         asked = tensorflow_tracing.ranks_asked_in(self.graph)
         self._knows_rank = asked > self._asked
 
-    def overlaps(self, other: "CommonProgram") -> bool:
+    def overlaps(self, former: "CommonProgram") -> bool:
         """Whether two replicas have taken turns, as where they merge."""
-        return (
-            self.graph is other.graph
-            and self._begin < other._end
-            and other._begin < self._end
-        )
+        return self._begin < former._end
 
     def agree(self, what: str, beside: Any = None) -> bool:
         """Raises in all processes unless all have traced the same.
@@ -117,16 +94,14 @@ class CommonProgram:
 
     def variables(self) -> list[Any]:
         """Returns the variables with copies that the graph uses."""
-        given = [inside for _, inside in self.graph.captures]
-        handles = [bodies.outermost(x, self.graph) for x in given]
-        found = map(resources.container_of, handles)
+        uses = resources.uses_of_resources(self.graph)
+        found = [resources.container_of(handle) for handle, _ in uses]
         return [*{id(x): x for x in found if x is not None}.values()]
 
     @functools.cached_property
     def _own(self) -> Comparable:
-        lines = self.lines()
-        texts = [line.text for line in lines]
-        return Comparable([self.specs, texts], [self.specs, _sorted(lines)])
+        texts = [line.text for line in self.lines]
+        return Comparable([self.specs, texts], [self.specs, sorted(texts)])
 
     @property
     def specs(self) -> list[str]:
@@ -134,13 +109,15 @@ class CommonProgram:
         tensors = [x for x in trees.flatten(self.inputs) if tf.is_tensor(x)]
         return [f"{x.dtype.name} {x.shape}" for x in tensors]
 
+    @functools.cached_property
     def lines(self) -> list[_Line]:
-        """Returns the trace, line by line."""
-        lines = _Listing(self.graph).lines(self.operations)
+        """The trace, line by line, behind the functions that it runs."""
+        listing = _Listing(self.graph, self._knows_rank)
+        own = list(listing.lines(self.operations))
+        lines = [*itertools.chain(*listing.bodies.values()), *own]
         if not self._knows_rank:
             return lines
-        collectives = [line for line in lines if line.kind in COLLECTIVES]
-        return [dataclasses.replace(x, sources=[]) for x in collectives]
+        return [line for line in lines if line.operation.type in COLLECTIVES]
 
 
 def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
@@ -149,40 +126,35 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
     Replicas whose parts of the data are of other shapes are not compared, and
     neither are replicas that took turns, as where they merge.
     """
-    first = programs[0].lines() if programs[1:] else []
     for index, other in enumerate(programs[1:], 1):
-        if other.specs != programs[0].specs or other.overlaps(programs[0]):
+        first = programs[0]
+        if other.specs != first.specs or other.overlaps(first):
             continue
-        lines = other.lines()
-        if _sorted(first) == _sorted(lines):
+        if _sorted(first.lines) == _sorted(other.lines):
             continue
-        pair = [_by_the_program(each) for each in (first, lines)]
-        found = _only_in_one(*([x.alone for x in y] for y in pair))
-        if any(found):
-            _refuse(name, index, *map(_shown, pair, found))
+        one, another = _only_in_one(*map(_by_the_program, (first, other)))
+        if one != another:
+            raise StrategyError(
+                f"{name}: Python code of the step did something else when it "
+                f"was traced for replica {index}: {another} in place of {one}. "
+                "One device runs that code once. Do not let a counter, a flag "
+                "or a random number of Python's change the step: keep what "
+                "changes in a `keras.Variable`, draw with `keras.random`, or "
+                "pass it with the data."
+            )
 
 
 def _sorted(lines: list[_Line]) -> list[str]:
     return sorted(line.text for line in lines)
 
 
-def _by_the_program(lines: list[_Line]) -> list[_Line]:
-    """Returns the lines that a program has made by itself.
+def _by_the_program(traced: CommonProgram) -> list[str]:
+    """Returns the operations that a program has made by itself.
 
     This package may know something, as where draws begin, for one replica
     alone.
     """
-    return [line for line in lines if not is_of_package(line.operation)]
-
-
-def _refuse(name: str, index: int, first: str, other: str) -> None:
-    raise StrategyError(
-        f"{name}: Python code of the step did something else when it was "
-        f"traced for replica {index}: {other} in place of {first}. "
-        "One device runs that code once. Do not let a counter, a flag or a "
-        "random number of Python's change the step: keep what changes in a "
-        "`keras.Variable`, draw with `keras.random`, or pass it with the data."
-    )
+    return [x.alone for x in traced.lines if not is_of_package(x.operation)]
 
 
 def _first_pair(told: list[Any]) -> tuple[int, int] | None:
@@ -198,16 +170,7 @@ def _only_in_one(own: list[str], others: list[str]) -> list[str]:
     """Returns the first line that the other program lacks, of each of two."""
     counts = collections.Counter(own), collections.Counter(others)
     left = counts[0] - counts[1], counts[1] - counts[0]
-    return [next(iter(each), "") for each in left]
-
-
-def _shown(lines: Sequence[_Line], text: str) -> str:
-    """Returns a line and where the user has written it."""
-    made = next((x.operation for x in lines if x.alone == text), None)
-    if made is None:
-        return text or "nothing"
-    file, line = users_line(made)
-    return f"{text} ({made.name}, line {line} of {file})"
+    return [next(iter(each), "nothing") for each in left]
 
 
 def _message(what: str, told: list[Any], pair: tuple[int, int]) -> str:
@@ -215,7 +178,7 @@ def _message(what: str, told: list[Any], pair: tuple[int, int]) -> str:
     kinds = [text.partition("(")[0] for text in found]
     shown = found if kinds[0] == kinds[1] else kinds
     listed = ", ".join(
-        f"{text or 'nothing'} in process {index}"
+        f"{text} in process {index}"
         for index, text in zip(pair, shown, strict=True)
     )
     return (
@@ -231,16 +194,13 @@ def _message(what: str, told: list[Any], pair: tuple[int, int]) -> str:
 class _Listing:
     """Lists operations of a graph, and of the functions that they run."""
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Any, knows_rank: bool) -> None:
         self._variables = _variables_in(graph)
-        self._bodies: dict[Any, list[_Line]] = {}
+        self._knows_rank = knows_rank
+        self.bodies: dict[Any, list[_Line]] = {}
 
-    def lines(self, operations: Sequence[tf.Operation]) -> list[_Line]:
-        """Returns a line for each operation, after the functions' lines."""
-        lines = list(self._lines(operations))
-        return [*itertools.chain.from_iterable(self._bodies.values()), *lines]
-
-    def _lines(self, operations: Sequence[tf.Operation]) -> Iterator[_Line]:
+    def lines(self, operations: Sequence[tf.Operation]) -> Iterator[_Line]:
+        """Yields a line for each operation that computes something."""
         for operation in operations:
             if _is_unsaid(operation):
                 continue
@@ -248,33 +208,34 @@ class _Listing:
             runs = [self._body(graph) for graph in graphs]
             if graphs and not any(runs):
                 continue
-            texts = [str(_sorted(body)) for body in runs]
-            yield _Line(
-                operation,
-                kind,
-                [self._source_of(tensor) for tensor in operation.inputs],
-                _attributes_of(operation.node_def),
-                " ".join(str(zlib.crc32(each.encode())) for each in texts),
+            inputs = [] if self._knows_rank else operation.inputs
+            sources = [self._source_of(tensor) for tensor in inputs]
+            given = [source for source, is_given in sources if is_given]
+            alone, text = (
+                f"{kind}({', '.join(x)}) {_attributes_of(operation.node_def)}"
+                for x in (given, [source for source, _ in sources])
             )
+            digests = [zlib.crc32(str(each).encode()) for each in runs]
+            yield _Line(operation, alone, " ".join([text, *map(str, digests)]))
 
-    def _body(self, graph: Any) -> list[_Line]:
-        """Returns the lines of a function."""
-        if graph not in self._bodies:
-            self._bodies[graph] = list(self._lines(graph.get_operations()))
-        return self._bodies[graph]
+    def _body(self, graph: Any) -> list[str]:
+        """Lists a function, and returns its lines in order."""
+        if graph not in self.bodies:
+            self.bodies[graph] = list(self.lines(graph.get_operations()))
+        return _sorted(self.bodies[graph])
 
     def _source_of(self, tensor: tf.Tensor) -> tuple[str, bool]:
-        """Returns a constant, a variable, or the type of an operation."""
+        """Returns a constant or variable, or the type of an operation."""
         made = tensor.op
         while made.type == "Identity" and not _is_of_rank(made):
             made = made.inputs[0].op
         if _is_of_rank(made):
-            return "rank", False
+            return "rank", True
         if made.type == "Placeholder":
-            return self._variables.get(id(made.outputs[0]), "input"), False
+            return self._variables.get(id(made.outputs[0]), "input"), True
         if made.type == "Const":
-            return _constant(made.get_attr("value")), False
-        return _what_runs(made)[0], True
+            return _constant(made.get_attr("value")), True
+        return _what_runs(made)[0], False
 
 
 def _is_unsaid(operation: tf.Operation) -> bool:
@@ -300,11 +261,13 @@ def _what_runs(operation: tf.Operation) -> tuple[str, list[Any]]:
 
 
 def _attributes_of(node: Any) -> str:
+    """Returns attributes as text, without names, shapes and functions."""
     attributes = [
-        f"{key}={text}"
-        for key in sorted(node.attr)
-        if not key.startswith("_") and key not in _NAMES
-        if (text := _value_of(node.attr[key])) is not None
+        f"{key}={' '.join(str(value).split())}"
+        for key, value in sorted(node.attr.items())
+        if not (key.startswith("_") or key in _NAMES)
+        and value.WhichOneof("value") not in ("shape", "func", "tensor")
+        and not (value.list.shape or value.list.func)
     ]
     return f"{{{', '.join(attributes)}}}"
 
@@ -343,20 +306,8 @@ def _table(handle: Any, read: tf.Operation) -> str:
     return f"a table {zlib.crc32(held.encode())}"
 
 
-def _value_of(value: Any) -> str | None:
-    """Returns an attribute as text, unless it is a shape or a function."""
-    if value.WhichOneof("value") in ("shape", "func", "tensor"):
-        return None
-    if value.list.shape or value.list.func:
-        return None
-    return " ".join(str(value).split())
-
-
 def _constant(proto: Any) -> str:
-    dtype = tf.as_dtype(proto.dtype)
-    if not dtype.is_numpy_compatible:
-        return dtype.name
     value = tf.make_ndarray(proto)
     if value.size > _LARGEST:
-        return f"{dtype.name} {zlib.crc32(proto.SerializeToString())}"
+        return f"{value.dtype} {zlib.crc32(proto.SerializeToString())}"
     return str(value.tolist())

@@ -65,7 +65,7 @@ def test_replicas_of_any_rank_trace_one_program(monkeypatch):
     assert not first._knows_rank
     assert not second._knows_rank
     texts = [
-        sorted(line.text for line in each.lines()) for each in (first, second)
+        sorted(line.text for line in each.lines) for each in (first, second)
     ]
     assert len(texts[0]) > 100
     assert texts[0] == texts[1]
