@@ -121,7 +121,7 @@ def _run_on_replicas(
         spans_processes = strategy.communicator.spans_processes
         fits_with_others = fits and spans_processes
         if fits_with_others:
-            common_state.agree_on_settings(model, begin)
+            common_state.agree_on_state(model, begin, has_variables=False)
         elif spans_processes:
             agree_on_assigned(begin, lambda: model.weights)
         if call.name == "predict":

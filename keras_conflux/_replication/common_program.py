@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.agreement import Comparable
@@ -27,6 +26,7 @@ from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import is_of_package
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.tensorflow_tracing import is_of_rank
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import resources
 from keras_conflux._graphs.effects import COLLECTIVES
@@ -34,10 +34,9 @@ from keras_conflux._graphs.effects import COLLECTIVES
 _LARGEST = 64
 """How many entries the constants have that are shown in full."""
 _UNSAID = {"Const", "Identity", "NoOp", "Placeholder"}
-"""The operations that compute nothing. Constants are said where they are used.
-"""
-_SHOWN = {"Assert", "Print", "PrintV2", "StringFormat"}
-"""Operations that one process may run and others not, as all summaries."""
+_UNSAID |= {"Assert", "Print", "PrintV2", "StringFormat"}
+"""Operations that compute nothing, or that one process may run and others not,
+as all summaries. Constants are said where they are used."""
 _NAMES = {"config", "config_proto", "container", "executor_type"}
 _NAMES |= {"message", "shared_name", "token", "seed", "seed2", "value"}
 
@@ -70,10 +69,6 @@ class CommonProgram:
         asked = tensorflow_tracing.ranks_asked_in(self.graph)
         self._knows_rank = asked > self._asked
 
-    def overlaps(self, former: "CommonProgram") -> bool:
-        """Whether two replicas have taken turns, as where they merge."""
-        return self._begin < former._end
-
     def agree(self, what: str, beside: Any = None) -> bool:
         """Raises in all processes unless all have traced the same.
 
@@ -87,10 +82,11 @@ class CommonProgram:
         if gather_if_different(what, own) is None:
             return True
         told = gather_if_different(f"the program of {what}", self._own) or []
-        pair = _first_pair(told)
-        if pair is None:
-            return False
-        raise of_all_processes(ReplicaMismatchError(_message(what, told, pair)))
+        for pair in itertools.combinations(enumerate(told), 2):
+            (inputs, lines), (other_inputs, others) = (each for _, each in pair)
+            if inputs == other_inputs and sorted(lines) != sorted(others):
+                raise of_all_processes(_difference(what, dict(pair)))
+        return False
 
     def variables(self) -> list[Any]:
         """Returns the variables with copies that the graph uses."""
@@ -128,7 +124,7 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
     """
     for index, other in enumerate(programs[1:], 1):
         first = programs[0]
-        if other.specs != first.specs or other.overlaps(first):
+        if other.specs != first.specs or other._begin < first._end:
             continue
         if _sorted(first.lines) == _sorted(other.lines):
             continue
@@ -149,21 +145,11 @@ def _sorted(lines: list[_Line]) -> list[str]:
 
 
 def _by_the_program(traced: CommonProgram) -> list[str]:
-    """Returns the operations that a program has made by itself.
+    """Returns the operations of a program without those of the package.
 
-    This package may know something, as where draws begin, for one replica
-    alone.
+    It may know something, as where draws begin, for one replica alone.
     """
     return [x.alone for x in traced.lines if not is_of_package(x.operation)]
-
-
-def _first_pair(told: list[Any]) -> tuple[int, int] | None:
-    """Returns two processes with the same inputs and other programs, if any."""
-    for pair in itertools.combinations(range(len(told)), 2):
-        (inputs, lines), (other_inputs, others) = (told[x] for x in pair)
-        if inputs == other_inputs and sorted(lines) != sorted(others):
-            return pair
-    return None
 
 
 def _only_in_one(own: list[str], others: list[str]) -> list[str]:
@@ -173,15 +159,15 @@ def _only_in_one(own: list[str], others: list[str]) -> list[str]:
     return [next(iter(each), "nothing") for each in left]
 
 
-def _message(what: str, told: list[Any], pair: tuple[int, int]) -> str:
-    found = _only_in_one(*(told[index][1] for index in pair))
+def _difference(what: str, told: dict[int, Any]) -> ReplicaMismatchError:
+    """Returns an error that tells what two processes have traced."""
+    found = _only_in_one(*(lines for _, lines in told.values()))
     kinds = [text.partition("(")[0] for text in found]
     shown = found if kinds[0] == kinds[1] else kinds
     listed = ", ".join(
-        f"{text} in process {index}"
-        for index, text in zip(pair, shown, strict=True)
+        f"{text} in process {i}" for i, text in zip(told, shown, strict=True)
     )
-    return (
+    return ReplicaMismatchError(
         f"The processes have traced different programs for {what}. One "
         f"operation is {listed}. All "
         "processes have to run the same program: the same layers, loss, "
@@ -202,7 +188,11 @@ class _Listing:
     def lines(self, operations: Sequence[tf.Operation]) -> Iterator[_Line]:
         """Yields a line for each operation that computes something."""
         for operation in operations:
-            if _is_unsaid(operation):
+            if (
+                operation.type in _UNSAID
+                or "Summary" in operation.type
+                or is_of_rank(operation.name)
+            ):
                 continue
             kind, graphs = _what_runs(operation)
             runs = [self._body(graph) for graph in graphs]
@@ -211,9 +201,10 @@ class _Listing:
             inputs = [] if self._knows_rank else operation.inputs
             sources = [self._source_of(tensor) for tensor in inputs]
             given = [source for source, is_given in sources if is_given]
+            attributes = _attributes_of(operation.node_def)
             alone, text = (
-                f"{kind}({', '.join(x)}) {_attributes_of(operation.node_def)}"
-                for x in (given, [source for source, _ in sources])
+                f"{kind}({', '.join(each)}) {attributes}"
+                for each in (given, [source for source, _ in sources])
             )
             digests = [zlib.crc32(str(each).encode()) for each in runs]
             yield _Line(operation, alone, " ".join([text, *map(str, digests)]))
@@ -227,27 +218,15 @@ class _Listing:
     def _source_of(self, tensor: tf.Tensor) -> tuple[str, bool]:
         """Returns a constant or variable, or the type of an operation."""
         made = tensor.op
-        while made.type == "Identity" and not _is_of_rank(made):
+        while made.type == "Identity" and not is_of_rank(made.name):
             made = made.inputs[0].op
-        if _is_of_rank(made):
+        if is_of_rank(made.name):
             return "rank", True
         if made.type == "Placeholder":
             return self._variables.get(id(made.outputs[0]), "input"), True
         if made.type == "Const":
             return _constant(made.get_attr("value")), True
         return _what_runs(made)[0], False
-
-
-def _is_unsaid(operation: tf.Operation) -> bool:
-    return (
-        operation.type in _UNSAID | _SHOWN
-        or "Summary" in operation.type
-        or _is_of_rank(operation)
-    )
-
-
-def _is_of_rank(operation: tf.Operation) -> bool:
-    return tensorflow_tracing.is_of_rank(operation.name)
 
 
 def _what_runs(operation: tf.Operation) -> tuple[str, list[Any]]:
@@ -300,10 +279,8 @@ def _table(handle: Any, read: tf.Operation) -> str:
             Tkeys=read.get_attr("Tin"),
             Tvalues=read.get_attr("Tout"),
         )
-    keys, values = (each.numpy() for each in pairs)
-    order = np.argsort(keys)
-    held = repr([keys[order].tolist(), values[order].tolist()])
-    return f"a table {zlib.crc32(held.encode())}"
+    held = sorted(zip(*(x.numpy().tolist() for x in pairs), strict=True))
+    return f"a table {zlib.crc32(str(held).encode())}"
 
 
 def _constant(proto: Any) -> str:

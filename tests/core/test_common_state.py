@@ -86,7 +86,7 @@ def test_replicas_of_any_rank_trace_one_program(monkeypatch):
     ],
 )
 def test_variables_are_alike_up_to_roundings(values, alike):
-    assert common_state._are_alike(values) == alike
+    assert common_state._are_alike([*map(list, values)]) == alike
 
 
 def test_variables_are_compared_by_their_sums_and_norms():
@@ -115,8 +115,8 @@ def test_variables_are_compared_where_processes_assign_others(monkeypatch):
     )
     different = set()
     common_state.agree_on_state(model, "an epoch")
-    ((_, sums),) = compared
-    assert len(sums) > 1
+    (values,) = compared
+    assert sum(isinstance(each, list) for each in values) > 1
     replicated_extended.note_compared()
     monkeypatch.setattr(common_state, "process_count", lambda: 2)
     model.layers[0].bias.assign([3.0, 4.0])
