@@ -14,7 +14,6 @@ from conftest import MANY
 from models import assert_same_training
 from models import dense
 from models import regression
-from tensorflow.python.ops import variable_scope
 
 import keras_conflux as kc
 
@@ -530,18 +529,6 @@ def test_a_mistake_in_a_mapped_function_can_be_mended():
         wrong.fit(X, Y, **FIT)
     kc.replicate(many, MANY)
     assert_same_training(one, many, one.fit(X, Y, **FIT), many.fit(X, Y, **FIT))
-
-
-def test_a_scope_that_cannot_be_entered_is_not_the_current_one(monkeypatch):
-    def refuse(scope):
-        raise NotImplementedError("no scope here")
-
-    strategy = kc.ReplicatedStrategy(MANY)
-    with monkeypatch.context() as patched:
-        patched.setattr(variable_scope.variable_scope, "__enter__", refuse)
-        with pytest.raises(NotImplementedError, match="no scope here"):
-            strategy.scope().__enter__()
-    assert not tf.distribute.has_strategy()
 
 
 @pytest.mark.parametrize("filtering", [True, False])

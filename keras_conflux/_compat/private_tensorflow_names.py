@@ -157,8 +157,6 @@ READ = (
         "self, caching_device",
         "_caching_device",
     ),
-    PrivateName(f"{_DISTRIBUTE}.distribute_lib:_get_per_thread_mode", ""),
-    PrivateName(f"{_DISTRIBUTE}.distribute_lib:_pop_per_thread_mode", ""),
     PrivateName(f"{_DISTRIBUTE}.mirrored_run:_RequestedStop"),
     PrivateName(
         f"{_DISTRIBUTE}.mirrored_run:_MirroredReplicaThread.__init__",

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 # The extended part of MirroredStrategy is where a strategy's behaviour lives,
 # and TensorFlow exports only the strategy around it.
-from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute import mirrored_strategy
 from tensorflow.python.framework import auto_control_deps
@@ -59,7 +58,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
             # `tf.map_fn` leaves this where its function has raised an error.
             # TensorFlow refuses to enter a scope with it outside of graphs.
             variable_scope.get_variable_scope()._caching_device = None
-        return _WholeScope(super()._scope(strategy))
+        return super()._scope(strategy)
 
     def _use_merge_call(self) -> bool:
         # With False, Keras and TensorFlow update variables inside a replica.
@@ -288,25 +287,6 @@ def note_compared(variables: Iterable[Any] | None = None) -> None:
     """Notes variables, or all, that processes have compared."""
     for variable in assigned() if variables is None else variables:
         _assigned.pop(id(variable), None)
-
-
-class _WholeScope:
-    """A strategy's scope that is left if it cannot be entered."""
-
-    def __init__(self, scope: Any) -> None:
-        self._scope = scope
-
-    def __enter__(self) -> Any:
-        before = distribute_lib._get_per_thread_mode()
-        try:
-            return self._scope.__enter__()
-        except BaseException:
-            if distribute_lib._get_per_thread_mode() is not before:
-                distribute_lib._pop_per_thread_mode()
-            raise
-
-    def __exit__(self, *error: Any) -> None:
-        self._scope.__exit__(*error)
 
 
 class _Once:
