@@ -30,23 +30,15 @@ def refusal(
 
 
 def _refusal_of_shard(shard: str, owners: Sequence[Any]) -> str | None:
-    refused = versions.refusal("sharding", f"shard={shard!r}")
-    if refused:
-        return refused
-    if process_count() > 1:
-        return (
-            f"`shard={shard!r}` works in one process, on the devices of one "
-            f"host, in this version. There are {process_count()} processes. "
-            "Start one process, or leave `shard` out."
-        )
+    option = f"shard={shard!r}"
+    refused = versions.refusal("sharding", option)
+    refused = refused or _refusal_of_processes(option)
     for each in owners:
         if isinstance(each, keras.optimizers.Optimizer) and not hasattr(
             each, "inner_optimizer"
         ):
-            refused = parts.refusal(each, shard)
-            if refused:
-                return refused
-    return None
+            refused = refused or parts.refusal(each, shard)
+    return refused
 
 
 def _refusal_of_turns(
@@ -57,13 +49,19 @@ def _refusal_of_turns(
             f"`microbatches=` and `shard={shard!r}` do not work together in "
             "this version. Leave one of both out."
         )
-    if process_count() > 1:
-        return (
-            "`microbatches=` works in one process, on the devices of one "
-            f"host, in this version. There are {process_count()} processes. "
-            "Start one process, or leave `microbatches` out."
-        )
-    return refusal_of_states(owners, f"{microbatches=!r}")
+    return _refusal_of_processes("microbatches=") or refusal_of_states(
+        owners, f"{microbatches=!r}"
+    )
+
+
+def _refusal_of_processes(option: str) -> str | None:
+    if process_count() == 1:
+        return None
+    return (
+        f"`{option}` works in one process, on the devices of one host, in this "
+        f"version. There are {process_count()} processes. Start one process, "
+        "or leave it out."
+    )
 
 
 def refusal_of_states(layers: Sequence[Any], received: str) -> str | None:
