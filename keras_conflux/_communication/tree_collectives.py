@@ -210,6 +210,8 @@ class ReplicaCollectives:
         all replicas.
         """
         leaves = self._tensors("allgather", tree, dtypes.COPYABLE)
+        for leaf in leaves:
+            _assert_has_axis(leaf, axis)
         open_ = [_open_along(leaf, axis) for leaf in leaves]
         self._assert_same_call("allgather", trees.refill(tree, open_))
         evenly = self._in_xla and self.count > 1
@@ -225,8 +227,8 @@ class ReplicaCollectives:
         is_even: Callable[[tf.Tensor], bool],
     ) -> None:
         sizes = [
-            _EQUAL if is_even(leaf) else _size_in_trace(leaf, axis)
-            for leaf in leaves
+            _EQUAL if is_even(x) or x.shape.rank == 0 else x.shape[axis]
+            for x in leaves
         ]
         # The traces of other processes are not seen here.
         is_blind = self._communicator.spans_processes
@@ -329,16 +331,10 @@ class ReplicaCollectives:
     ) -> tf.Tensor:
         if leaf.shape.rank == 0:
             leaf = tf.expand_dims(leaf, 0)
-        rank = leaf.shape.rank
-        if axis not in range(-rank, rank):
-            raise ValueError(
-                f"`axis` is {axis!r}, but a tensor has {rank} axes: "
-                f"{leaf.shape}"
-            )
         if self.count == 1:
             return tf.identity(leaf)
         place = self._placed_evenly if is_even else self._placed
-        placed = place(dtypes.as_summable(leaf), axis % rank)
+        placed = place(dtypes.as_summable(leaf), axis % leaf.shape.rank)
         return tf.cast(self._reduce(SUM, placed), leaf.dtype)
 
     def _placed(self, leaf: tf.Tensor, axis: int) -> tf.Tensor:
@@ -425,8 +421,6 @@ def _open_along(leaf: Any, axis: int) -> Any:
     if dtypes.is_sparse(leaf) or not leaf.shape.rank:
         return leaf
     shape = leaf.shape.as_list()
-    if axis not in range(-len(shape), len(shape)):
-        return leaf
     shape[axis] = None
     return tf.TensorSpec(shape, leaf.dtype)
 
@@ -435,18 +429,14 @@ _EQUAL = "equal"
 """A size that is not known while tracing, but equal on all replicas."""
 
 
-def _size_in_trace(leaf: tf.Tensor, axis: int) -> int | str | None:
-    """Returns the size along an axis as far as it is known while tracing."""
+def _assert_has_axis(leaf: Any, axis: int) -> None:
     rank = leaf.shape.rank
-    if rank is None:
-        return None
-    if rank == 0:
-        return _EQUAL
-    if axis not in range(-rank, rank):
+    if rank == 0:  # numbers are joined as rows
+        rank = 1
+    if rank is not None and axis not in range(-rank, rank):
         raise ValueError(
-            f"allgather: a tensor of shape {leaf.shape} has no axis {axis}."
+            f"allgather: a tensor of shape {leaf.shape} has no axis {axis!r}."
         )
-    return leaf.shape[axis]
 
 
 def _check_sizes(first: list[Any], other: list[Any], index: int) -> None:
