@@ -98,11 +98,6 @@ def replica_index() -> int:
     return found
 
 
-def handle_of(variable: tf.Variable) -> Any:
-    """Returns the handle by which graphs know a variable."""
-    return variable.handle
-
-
 _own_variables: Any = weakref.WeakValueDictionary()
 
 
@@ -116,13 +111,8 @@ def own_variable(device: str, value: Any = 0) -> tf.Variable:
         made: Any = resource_variable_ops.ResourceVariable(
             tf.constant(value), trainable=False
         )
-    note_own_variable(made)
+    note_own(made.handle, made)
     return made
-
-
-def note_own_variable(variable: tf.Variable) -> None:
-    """Makes a variable one of the package's own."""
-    note_own(handle_of(variable), variable)
 
 
 def note_own(handle: tf.Tensor, owner: Any) -> None:

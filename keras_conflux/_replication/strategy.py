@@ -21,7 +21,7 @@ from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import patching
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
-from keras_conflux._compat.tensorflow_internals import note_own_variable
+from keras_conflux._compat.tensorflow_internals import note_own
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
@@ -146,7 +146,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
             for index, copy in enumerate(found.values):
-                note_own_variable(copy)
+                note_own(copy.handle, copy)
                 copy.assign(self.communicator.rank(index))
         return found
 

@@ -17,7 +17,6 @@ from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import Role
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
-from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._graphs import bodies
@@ -250,7 +249,7 @@ def handle_of_copy(variable: keras.Variable) -> Any:
     """Returns the handle of this replica's copy of a variable, or the only."""
     copies = state.copies(variable)
     copy = copies[replica_index() if len(copies) > 1 else 0]
-    return tensorflow_internals.handle_of(copy)
+    return copy.handle
 
 
 def _only_user(operation: tf.Operation) -> tf.Operation | None:

@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
-from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.tensorflow_internals import is_own_variable
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._graphs import effects
@@ -189,7 +188,7 @@ def _written_by_value(
 def _by_handle(variables: Iterable[keras.Variable]) -> dict[int, Any]:
     """Returns variables by the ids of the handles of their copies."""
     return {
-        id(tensorflow_internals.handle_of(copy)): variable
+        id(copy.handle): variable
         for variable in variables
         for copy in state.copies(variable)
     }
