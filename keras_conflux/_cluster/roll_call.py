@@ -16,10 +16,9 @@ import json
 import os
 import re
 import select
-import selectors
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,7 +88,7 @@ def _answered(
     server: socket.socket, names: Sequence[str], seconds: float
 ) -> tuple[list[str], str | None]:
     """Waits for the others, and answers all of them."""
-    with _Callers(server) as callers:
+    with contextlib.closing(_Callers(server)) as callers:
         come, wrong = _wait(callers, names, seconds)
         hosts = ["", *(_host(come[each]) for each in sorted(come))]
         callers.answer(wrong or _START + json.dumps(hosts))
@@ -130,7 +129,7 @@ def _wait(
             missing = [names[i] for i in range(1, count) if i not in come]
             return come, (
                 f"Nobody has come in {seconds:g} s as {', '.join(missing)}."
-                f"{callers.others()}"
+                f"{callers.others}"
             )
         for caller, index, known in callers.introduced(end):
             if known != count:
@@ -152,32 +151,25 @@ class _Callers:
     """The callers of process 0."""
 
     def __init__(self, server: socket.socket) -> None:
+        server.setblocking(False)
         self._server = server
-        self._selector = selectors.DefaultSelector()
-        self._unknown: dict[socket.socket, bytes] = {}
-        """The bytes received from them so far."""
+        self._unknown: list[socket.socket] = []
         self._known: list[socket.socket] = []
-        self._has_other_tokens = False
+        self.others = ""
+        """Describes callers that have another token."""
 
-    def __enter__(self) -> "_Callers":
-        """Begins to listen."""
-        self._server.setblocking(False)
-        self._selector.register(self._server, selectors.EVENT_READ)
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         """Hangs up."""
-        self._selector.close()
         for each in (*self._unknown, *self._known):
             each.close()
 
     def introduced(
         self, end: float
-    ) -> Iterable[tuple[socket.socket, int, int]]:
+    ) -> Iterator[tuple[socket.socket, int, int]]:
         """Yields each caller, its index, and how many it knows of."""
         left = max(0.0, end - time.monotonic())
-        for key, _ in self._selector.select(left):
-            caller: Any = key.fileobj
+        waiting = [self._server, *self._unknown]
+        for caller in select.select(waiting, [], [], left)[0]:
             if caller is self._server:
                 self._accept()
             elif caller in self._unknown:
@@ -197,45 +189,29 @@ class _Callers:
             with contextlib.suppress(OSError):
                 _line(each, end)
 
-    def others(self) -> str:
-        """Describes callers that are not known."""
-        if self._has_other_tokens:
-            return (
-                f" Somebody has come with another {TOKEN}, which must be the "
-                "same in all processes."
-            )
-        return ""
-
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # who has gone again
             caller = self._server.accept()[0]
             caller.setblocking(False)
-            self._unknown[caller] = b""
-            self._selector.register(caller, selectors.EVENT_READ)
+            self._unknown.append(caller)
             if len(self._unknown) > _UNKNOWN_CALLERS:
-                first = next(iter(self._unknown))
-                self._selector.unregister(first)
-                del self._unknown[first]
-                first.close()
+                self._unknown.pop(0).close()
 
     def _listen(self, caller: socket.socket) -> tuple[int, int] | None:
-        """Returns the introduction of a caller, when it is complete."""
-        said = self._unknown[caller]
-        more = b""
+        """Returns the introduction of a caller, who says it at once."""
+        self._unknown.remove(caller)
+        said = b""
         with contextlib.suppress(OSError):
-            more = caller.recv(_INTRODUCTION_BYTES - len(said))
-        said += more
-        if more and b"\n" not in said and len(said) < _INTRODUCTION_BYTES:
-            self._unknown[caller] = said
-            return None
-        self._selector.unregister(caller)
-        del self._unknown[caller]
+            said = caller.recv(_INTRODUCTION_BYTES)
         found = _INTRODUCTION.fullmatch(said)
         if found is None or not int(found[1]) < int(found[2]):
             caller.close()  # somebody else, such as a check of the port
             return None
         if _text(said) is None:
-            self._has_other_tokens = True
+            self.others = (
+                f" Somebody has come with another {TOKEN}, which must be the "
+                "same in all processes."
+            )
             caller.close()
             return None
         self._known.append(caller)
