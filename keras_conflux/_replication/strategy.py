@@ -72,6 +72,15 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         ```
     """
 
+    devices: tuple[Device, ...]
+    """One device per replica, in replica order."""
+    shard: Shard | None
+    """The state that lies in parts, one on each device, or `None`."""
+    microbatches: int
+    """The number of parts in which replicas of models made here run."""
+    communicator: Communicator
+    """Internal: the channel through which replicas exchange tensors."""
+
     def __init__(
         self,
         devices: DevicesLike = None,
@@ -83,20 +92,20 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         patching.begin()
         initialize_from_environment()
         check_options(shard, microbatches)
-        self._conflux_shard: Shard | None = shard
-        self._conflux_microbatches = check_microbatches(microbatches)
-        self._conflux_devices = find_devices(devices)
+        self.shard = shard
+        self.microbatches = check_microbatches(microbatches)
+        self.devices = find_devices(devices)
         self._conflux_cross_device_ops = cross_device_ops
-        self._conflux_communicator = Communicator(self._conflux_devices)
+        self.communicator = Communicator(self.devices)
         self._conflux_scopes = _OpenScopes()
         extended = ReplicatedExtended(
             self,
-            self._conflux_devices,
+            self.devices,
             cross_device_ops,
             AcrossProcesses(self, replica_collectives),
             lambda op, tree: replica_collectives().all_reduce(op, tree),
             _of_first_replica,
-            self._conflux_communicator,
+            self.communicator,
             _around_replica,
         )
         # Not MirroredStrategy.__init__, which would make its own inside.
@@ -106,16 +115,6 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     def _key(self) -> Hashable:
         ops = self._conflux_cross_device_ops
         return self.devices, self.shard, self.microbatches, ops
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """One device per replica, in replica order."""
-        return self._conflux_devices
-
-    @property
-    def shard(self) -> Shard | None:
-        """The state that lies in parts, one on each device, or `None`."""
-        return self._conflux_shard
 
     def cuts(self, weight: Any) -> bool:
         """Internal: tells whether a weight, if it is large, lies in parts.
@@ -128,11 +127,6 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         """
         del weight
         return self.shard == "weights"
-
-    @property
-    def microbatches(self) -> int:
-        """The number of parts in which replicas of models made here run."""
-        return self._conflux_microbatches
 
     @functools.cached_property
     def ranks(self) -> Any:
@@ -149,11 +143,6 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
                 note_own(copy.handle, copy)
                 copy.assign(self.communicator.rank(index))
         return found
-
-    @property
-    def communicator(self) -> Communicator:
-        """Internal: the channel through which replicas exchange tensors."""
-        return self._conflux_communicator
 
     def __enter__(self) -> Self:
         scope = self.scope()
