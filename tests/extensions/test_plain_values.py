@@ -10,14 +10,11 @@ import pytest
 
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import plain_values
-from keras_conflux._extensions.resume import stored_arrays
 
 
 def and_back(value):
     """Returns a value after it has been written and read."""
-    arrays = {}
-    content = stored_arrays.to_bytes(plain_values.encode(value, arrays), arrays)
-    return plain_values.decode(*stored_arrays.from_bytes(content))
+    return plain_values.from_bytes(plain_values.to_bytes(value))
 
 
 ARRAYS = [
@@ -39,16 +36,14 @@ def test_arrays_of_all_kinds(array):
 
 
 def test_a_changed_bit_is_noticed():
-    arrays = {f"value{index}": array for index, array in enumerate(ARRAYS)}
-    document = {"state": [1, 2]}
-    content = bytearray(stored_arrays.to_bytes(document, arrays))
-    expected = stored_arrays.from_bytes(content)
+    content = bytearray(plain_values.to_bytes({"state": [1, 2], 3: ARRAYS}))
+    expected = plain_values.from_bytes(content)
     for place in range(len(content)):
         bit = 1 << place % 8
         content[place] ^= bit
         with contextlib.suppress(OSError, *checkpoint_files.MALFORMED):
             # Dates of entries, for example, mean nothing.
-            found = stored_arrays.from_bytes(content)
+            found = plain_values.from_bytes(content)
             assert repr(found) == repr(expected)
         content[place] ^= bit
 

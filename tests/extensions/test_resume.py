@@ -520,7 +520,7 @@ def test_data_that_ends_earlier_now(tmp_path):
 
 
 def test_parts_go_on_in_as_many_processes():
-    saved = Saved(pathlib.Path("a"), {"parts": [{}, {}]}, {})
+    saved = Saved(pathlib.Path("a"), {"parts": [{}, {}]})
     fingerprint.assert_as_many_parts(saved, 2)
     for count in (1, 3):
         with pytest.raises(ValueError, match=f"2 part.*here it is in {count}"):

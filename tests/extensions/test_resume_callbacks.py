@@ -161,14 +161,13 @@ def test_large_arrays_are_not_copied():
     callback.samples = [np.zeros(2**23, "uint8")]
     tracemalloc.start()
     states = CallbackStates([callback])
-    states.changed({})
+    states.changed()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2**22
     callback.samples[0][7] = 1
-    arrays = {}
-    states.changed(arrays)
-    (found,) = arrays.values()
+    ((_, values),) = states.changed()
+    (found,) = values["samples"]
     assert found[7] == 1
     assert not np.shares_memory(found, callback.samples[0])
 

@@ -13,9 +13,6 @@ from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.checkpoint_files import directory_of
-from keras_conflux._extensions.resume.stored_arrays import Arrays
-from keras_conflux._extensions.resume.stored_arrays import from_bytes
-from keras_conflux._extensions.resume.stored_arrays import to_bytes
 
 
 def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
@@ -29,14 +26,13 @@ def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
         saved = _newest(directory) if process_index() == 0 else None
         content = b""
         if saved is not None:
-            document = str(saved.path), saved.state
-            content = to_bytes(document, saved.arrays)
+            content = plain_values.to_bytes((str(saved.path), saved.state))
         lengths = all_gather_json("reading a checkpoint", len(content))
         content = broadcast_bytes(0, content, lengths[0])
     if process_index() == 0 or not content:
         return saved
-    (path, state), arrays = from_bytes(content)
-    return Saved(directory_of(path), state, arrays)
+    path, state = plain_values.from_bytes(content)
+    return Saved(directory_of(path), state)
 
 
 def _newest(directory: str | os.PathLike[str]) -> Saved | None:
@@ -63,12 +59,9 @@ def _newest(directory: str | os.PathLike[str]) -> Saved | None:
 
 def gathered(what: str, own: Any) -> list[Any]:
     """Returns the plain values of all processes, in their order."""
-    arrays: Arrays = {}
-    content = to_bytes(plain_values.encode(own, arrays), arrays)
+    content = plain_values.to_bytes(own)
     lengths = all_gather_json(what, len(content))
     return [
-        plain_values.decode(
-            *from_bytes(broadcast_bytes(index, content, length))
-        )
+        plain_values.from_bytes(broadcast_bytes(index, content, length))
         for index, length in enumerate(lengths)
     ]

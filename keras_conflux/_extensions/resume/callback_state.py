@@ -18,7 +18,6 @@ from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import held_attributes
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
-from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 _SET_ANEW = {"params", "min_delta"}
 """Attributes that Keras sets in each training, `min_delta` by its old value."""
@@ -62,21 +61,18 @@ class CallbackStates:
         for held in self._held:
             held.begin_epoch()
 
-    def changed(self, arrays: Arrays) -> list[list[Any]]:
-        """Returns `[class, values]` for each callback; arrays are beside."""
+    def changed(self) -> list[list[Any]]:
+        """Returns `[class, values]` for each callback."""
         return [
-            [
-                type(callback).__name__,
-                plain_values.encode(held.changed(), arrays, copies=False),
-            ]
+            [type(callback).__name__, held.changed()]
             for callback, held in zip(self._callbacks, self._held, strict=True)
         ]
 
-    def restore(self, saved: list[list[Any]], arrays: Arrays) -> None:
+    def restore(self, saved: list[list[Any]]) -> None:
         """Gives the callbacks their former values."""
         _assert_same(self._callbacks, saved)
-        for held, (_, encoded) in zip(self._held, saved, strict=True):
-            held.restore(plain_values.decode(encoded, arrays))
+        for held, (_, values) in zip(self._held, saved, strict=True):
+            held.restore(values)
 
 
 def _assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:

@@ -9,17 +9,17 @@ import re
 from typing import Any
 
 from keras_conflux._extensions.resume import plain_files
+from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import stored_arrays
-from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 WEIGHTS = "model.weights.h5"
 STATE = "state.npz"
 FILES = {WEIGHTS, STATE}
-FORMAT = 3
+FORMAT = 4
 _URL = re.compile(r"[a-zA-Z][\w+.-]+:/")  # a `Path` has one slash of it
 MALFORMED = (
     ValueError,
-    KeyError,
+    LookupError,
     TypeError,
     AttributeError,
     OverflowError,
@@ -60,7 +60,6 @@ class Saved:
 
     path: pathlib.Path
     state: dict[str, Any]
-    arrays: Arrays
 
     def is_over(self, epochs: int) -> bool:
         """Whether a training of so many epochs had ended."""
@@ -161,11 +160,13 @@ def read(path: pathlib.Path) -> Saved:
     """Returns the contents of a folder, or raises its `Damage`."""
     try:
         with plain_files.open_file(path, STATE) as file:
-            state, arrays = stored_arrays.read(file)
-        written_in, digest = state["format"], state["digest"]
+            told, arrays = stored_arrays.read(file)
+        written_in, digest = told["format"], told["digest"]
+        is_read = written_in == FORMAT
+        state = plain_values.decode(told["state"], arrays) if is_read else {}
     except (OSError, *MALFORMED) as error:
         raise Damage(f"{STATE} cannot be read ({error})") from error
-    if written_in != FORMAT:
+    if not is_read:
         raise ValueError(
             f"{path} is in format {written_in}, of another version of "
             f"keras-conflux; this one reads format {FORMAT}. Install the "
@@ -177,7 +178,7 @@ def read(path: pathlib.Path) -> Saved:
         raise Damage(f"{WEIGHTS} cannot be read ({error})") from error
     if found != digest:
         raise Damage(f"{WEIGHTS} has changed since it was written")
-    return Saved(path, state, arrays)
+    return Saved(path, state)
 
 
 def digest_of(folder: pathlib.Path, name: str) -> str:

@@ -1,6 +1,7 @@
 """The variables of a model: copies of them, and back into them."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -16,13 +17,9 @@ from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.compat import weight_files
-from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication.strategy import is_replicated
-
-_GLOBAL_SEED = "global seed"
-"""The seed behind `keras.random` without a seed, where the program uses it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,26 +28,31 @@ class ModelState:
 
     weights: list[weight_files.Entry]
     """The contents of Keras' file of weights, with the optimizer's state."""
-    arrays: Arrays
-    """All else: metrics, seeds, and each replica's part of a sum."""
-    described: dict[str, Any]
-    """The model and its optimizer, by which a checkpoint fits them."""
+    beside: dict[str, Any]
+    """All else: metrics, seeds, each replica's part of a sum, and a
+    description, by which a checkpoint fits the model and its optimizer."""
 
     @classmethod
     def copied_from(cls, model: keras.Model) -> "ModelState":
         """Copies the variables. See `gather` for several processes."""
-        arrays = {
-            f"variable{number}": np.array(variable.numpy())
-            for number, variable in enumerate(_beside_weights(model))
-        }
         shared = random_generators.present_global_seed()
-        if shared is not None:
-            arrays[_GLOBAL_SEED] = np.array(shared.numpy())
         return cls(
             weight_files.copied(weight_files.entries_of(model)),
-            arrays | _parts(model),
-            _described(model),
+            {
+                "model": _described(model),
+                "variables": _copied(_beside_weights(model)),
+                "global seed": None if shared is None else _copied([shared]),
+                "sums": {
+                    number: _copied(copies)
+                    for number, copies in _sums(model).items()
+                    if len(copies) > 1
+                },
+            },
         )
+
+
+def _copied(variables: Iterable[Any]) -> list[np.ndarray]:
+    return [np.array(each.numpy()) for each in variables]
 
 
 def gather(model: keras.Model) -> None:
@@ -75,22 +77,24 @@ def restore(model: keras.Model, saved: Saved) -> None:
                 f"{saved.path} was saved of another model: {error} Resume with "
                 "the model that it was saved of, or in another directory."
             ) from error
-    for number, variable in enumerate(_beside_weights(model)):
-        variable.assign(saved.arrays[f"variable{number}"])
-    if _GLOBAL_SEED in saved.arrays:
+    _assign(_beside_weights(model), saved.state["variables"])
+    if saved.state["global seed"]:
         # A program that has not used it yet makes it here.
         generator = keras_variables.global_seed_generator()
-        generator.state.assign(saved.arrays[_GLOBAL_SEED])
+        _assign([generator.state], saved.state["global seed"])
     if process_count() > 1:
         synchronization.synchronize(model)
-    for number, sums in _sums(model).items():
-        names = [f"sum{number}.{index}" for index in range(len(sums))]
+    for number, copies in _sums(model).items():
+        values = saved.state["sums"].get(number, ())
         # The first replica has the whole sum now. With as many replicas as
         # there were, each gets its part again, for the last bit's sake.
-        followed = f"sum{number}.{len(sums)}" in saved.arrays
-        if not followed and all(name in saved.arrays for name in names):
-            for name, copy in zip(names, sums, strict=True):
-                copy.assign(saved.arrays[name])
+        if len(values) == len(copies):
+            _assign(copies, values)
+
+
+def _assign(variables: Iterable[Any], values: Iterable[np.ndarray]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def build_optimizer(model: keras.Model, saved: Saved) -> None:
@@ -199,14 +203,14 @@ def _beyond(some: list[list[Any]], others: list[list[Any]]) -> str:
 
 
 def _assert_values(saved: Saved, described: list[list[Any]]) -> None:
-    for number, (path, shape, _) in enumerate(described):
-        found = getattr(saved.arrays.get(f"variable{number}"), "shape", None)
-        if found != tuple(shape):
-            raise ValueError(
-                f"{saved.path} has a value of the shape {found} for {path}, "
-                f"whose shape is {tuple(shape)}. This package does not write "
-                "such a checkpoint: remove it, or resume in another directory."
-            )
+    found = [np.shape(value) for value in saved.state["variables"]]
+    expected = [tuple(shape) for _, shape, _ in described]
+    if found != expected:
+        raise ValueError(
+            f"{saved.path} has values of the shapes {found} for variables of "
+            f"the shapes {expected}. This package does not write such a "
+            "checkpoint: remove it, or resume in another directory."
+        )
 
 
 HOW_TO_BUILD = (
@@ -242,13 +246,4 @@ def _sums(model: keras.Model) -> dict[int, tuple[Any, ...]]:
         if is_replicated(keras_variables.backing(variable))
         and not state.is_mirrored(variable)
         and not state.is_in_parts(variable)
-    }
-
-
-def _parts(model: keras.Model) -> Arrays:
-    return {
-        f"sum{number}.{index}": np.array(copy.numpy())
-        for number, copies in _sums(model).items()
-        for index, copy in enumerate(copies)
-        if len(copies) > 1
     }

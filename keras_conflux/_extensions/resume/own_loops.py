@@ -18,7 +18,6 @@ from keras_conflux._compat import versions
 from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import model_state
-from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import storage
 from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.between_processes import gathered
@@ -26,7 +25,6 @@ from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import compiled_parts
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.model_state import ModelState
-from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state as state_of_models
 
@@ -74,14 +72,11 @@ def save(
     versions.assert_in_place("resume", "kc.save")
     arguments.assert_count("keep", keep, "how many checkpoints stay")
     arguments.assert_count("step", step, "how many steps are done", least=0)
-    arrays: Arrays = {}
-    encoded = plain_values.encode(state, arrays)
     what = "saving a checkpoint"
     with errors_reported_to_all(what):
         model_state.gather(model)
         states = random_generators.states()
         parts = gathered(what, states) if process_count() > 1 else [states]
-        generators = plain_values.encode(parts, arrays)
         if process_index() == 0:
             _assert_newest(directory, step)
             root = checkpoint_files.directory_of(directory)
@@ -91,11 +86,10 @@ def save(
                 (step, 0),
                 ModelState.copied_from(model),
                 {
-                    "loop": encoded,
-                    "generators": generators,
+                    "loop": state,
+                    "generators": parts,
                     "built for": compiled_parts.built_for(model),
                 },
-                arrays,
                 keep,
             )
             if said:
@@ -171,10 +165,9 @@ def load(
     with errors_reported_to_all("loading a checkpoint"):
         _build_as_saved(model, saved)
         model_state.restore(model, saved)
-    generators = plain_values.decode(saved.state["generators"], saved.arrays)
-    random_generators.set_states(_own(generators))
+    random_generators.set_states(_own(saved.state["generators"]))
     step, *_ = checkpoint_files.position_of(saved.path)
-    return Loaded(step, plain_values.decode(saved.state["loop"], saved.arrays))
+    return Loaded(step, saved.state["loop"])
 
 
 def _build_as_saved(model: keras.Model, saved: Saved) -> None:

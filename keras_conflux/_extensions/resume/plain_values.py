@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import hashlib
+import io
 import json
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._extensions.resume import stored_arrays
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 _FACTORIES = {
@@ -29,26 +31,26 @@ class State:
     value: Any
 
 
-def encode(value: Any, arrays: Arrays, copies: bool = True) -> Any:
+def encode(value: Any, arrays: Arrays) -> Any:
     """Returns a plain value as JSON can hold it, or raises `TypeError`.
 
-    Arrays, or copies of them, are put beside, by names in the result.
+    Its arrays, no copies of them, are put beside, by names in the result.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is list:
-        return [encode(each, arrays, copies) for each in value]
+        return [encode(each, arrays) for each in value]
     if isinstance(value, np.ndarray | np.generic | tf.Tensor):
-        return _encoded_array(value, arrays, copies)
+        return _encoded_array(value, arrays)
     if kind not in _SIMPLER:
         raise TypeError(f"A {kind.__name__} is no plain value.")
     simpler, _ = _SIMPLER[kind]
-    return {kind.__name__: encode(simpler(value), arrays, copies)}
+    return {kind.__name__: encode(simpler(value), arrays)}
 
 
-def _encoded_array(value: Any, arrays: Arrays, copies: bool) -> dict[str, str]:
-    array = np.array(value) if copies else np.asarray(value)
+def _encoded_array(value: Any, arrays: Arrays) -> dict[str, str]:
+    array = np.asarray(value)
     if array.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
         raise TypeError("An array of objects or with a mask is no plain value.")
     name = f"value{len(arrays)}"
@@ -69,6 +71,19 @@ def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     if kind in _OF_ARRAYS:
         return _OF_ARRAYS[kind](arrays[inside])
     return _BACK[kind](decode(inside, arrays))
+
+
+def to_bytes(value: Any) -> bytes:
+    """Returns a plain value as the content of a file of arrays."""
+    arrays: Arrays = {}
+    file = io.BytesIO()
+    stored_arrays.write(file, encode(value, arrays), arrays)
+    return file.getvalue()
+
+
+def from_bytes(content: bytes) -> Any:
+    """Undoes `to_bytes`."""
+    return decode(*stored_arrays.read(io.BytesIO(content)))
 
 
 def _items(value: Mapping) -> list[list[Any]]:
@@ -118,7 +133,7 @@ _OF_ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {
 def is_plain(value: Any) -> bool:
     """Whether `encode` takes a value."""
     try:
-        encode(value, {}, copies=False)
+        encode(value, {})
     except TypeError:
         return False
     return True
@@ -204,7 +219,7 @@ def _is_word(text: str | bytes) -> bool:
 def digest(value: Any) -> str:
     """Returns a digest by which a plain value is known again, bit by bit."""
     arrays: Arrays = {}
-    text = json.dumps(encode(value, arrays, copies=False))
+    text = json.dumps(encode(value, arrays))
     found = hashlib.sha256(text.encode())
     for array in arrays.values():
         found.update(f"{array.dtype} {array.shape}".encode())

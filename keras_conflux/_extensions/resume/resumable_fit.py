@@ -25,7 +25,6 @@ from keras_conflux._compat import keras_models
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import input_position
 from keras_conflux._extensions.resume import model_state
-from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import varying_data
 from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.callback_state import CallbackStates
@@ -39,7 +38,6 @@ from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._extensions.resume.resume import Resume
 from keras_conflux._extensions.resume.resume import SavingInterval
 from keras_conflux._extensions.resume.signals import Preemption
-from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._extensions.resume.trainable_layers import TrainableLayers
 from keras_conflux._extensions.resume.writer import CheckpointWriter
 
@@ -278,24 +276,18 @@ class ResumableFit(keras.callbacks.CallbackList):
     ) -> Callable[[], None]:
         """Returns a function that writes a checkpoint of this moment."""
         model = ModelState.copied_from(self._trained)
-        arrays: Arrays = {}
         state = {
             "epoch": self._epoch,
             "done": self._done,
             "stopped": bool(self._trained.stop_training),
             "step": step,
-            "parts": [
-                part | {"place": plain_values.encode(part["place"], arrays)}
-                for part in parts
-            ],
-            "callbacks": self._states.changed(arrays),
+            "parts": parts,
+            "callbacks": self._states.changed(),
             "compiled": self._compiled,
             "trainable": self._layers.changed(),
         }
         position = self._done + step, self._epoch
-        return functools.partial(
-            self._writer.write, position, model, state, arrays
-        )
+        return functools.partial(self._writer.write, position, model, state)
 
     def _put_down(self) -> None:
         """Writes the state that was taken, if any."""
@@ -322,7 +314,7 @@ class ResumableFit(keras.callbacks.CallbackList):
     def _restore(self, saved: Saved) -> None:
         model_state.restore(self._trained, saved)
         self._layers.restore(saved.state["trainable"])
-        self._states.restore(saved.state["callbacks"], saved.arrays)
+        self._states.restore(saved.state["callbacks"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,5 +330,4 @@ class _Taken:
 
 
 def _place(saved: Saved) -> Place:
-    place = fingerprint.own_part(saved)["place"]
-    return Place(**plain_values.decode(place, saved.arrays))
+    return Place(**fingerprint.own_part(saved)["place"])

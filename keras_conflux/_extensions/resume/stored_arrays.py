@@ -61,15 +61,3 @@ def read(file: BinaryIO) -> tuple[Any, Arrays]:
 def _with_dtype(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
     name, _, dtype = name.partition(":")
     return name, array.view(getattr(ml_dtypes, dtype)) if dtype else array
-
-
-def to_bytes(document: Any, arrays: Arrays) -> bytes:
-    """Returns the content of such a file."""
-    file = io.BytesIO()
-    write(file, document, arrays)
-    return file.getvalue()
-
-
-def from_bytes(content: bytes) -> tuple[Any, Arrays]:
-    """Undoes `to_bytes`."""
-    return read(io.BytesIO(content))

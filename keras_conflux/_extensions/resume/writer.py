@@ -11,6 +11,7 @@ from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import checkpoint_files
+from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import storage
 from keras_conflux._extensions.resume import stored_arrays
 from keras_conflux._extensions.resume.checkpoint_files import FORMAT
@@ -57,11 +58,10 @@ class CheckpointWriter:
         position: tuple[int, int],
         model: ModelState,
         state: dict[str, Any],
-        arrays: Arrays,
     ) -> None:
         """Lets the thread write. See `write`."""
         assert self._thread is not None
-        given = self._root, position, model, state, arrays, self._keep
+        given = self._root, position, model, state, self._keep
         self._writing = self._thread.submit(write, *given)
 
     def wait(self) -> None:
@@ -85,14 +85,13 @@ def write(
     position: tuple[int, int],
     model: ModelState,
     state: dict[str, Any],
-    arrays: Arrays,
     keep: int,
 ) -> str:
     """Writes a checkpoint, removes old ones, and tells if one could not go.
 
     Nothing remains of it after an `OSError`, as where a disk is full. The
-    position is the number of steps done, and the epoch. The state, anything
-    that JSON can hold, refers to the arrays.
+    position is the number of steps done, and the epoch. The state is of plain
+    values.
     """
     final = checkpoint_files.new_path(root, *position)
     with storage.new_folder(final) as folder:
@@ -100,12 +99,13 @@ def write(
             weight_files.write(model.weights, folder / WEIGHTS)
         except RuntimeError as error:  # h5py's, where a disk is full
             raise OSError(str(error)) from error
+        arrays: Arrays = {}
         told = {
             "format": FORMAT,
             "digest": checkpoint_files.digest_of(folder, WEIGHTS),
-            "model": model.described,
+            "state": plain_values.encode(state | model.beside, arrays),
         }
-        stored_arrays.write(folder / STATE, state | told, arrays | model.arrays)
+        stored_arrays.write(folder / STATE, told, arrays)
     try:
         for old in _replaced(root, final, keep):
             storage.remove(old)
