@@ -28,20 +28,13 @@ _OF_SHAPES = ("Shape", "ShapeN", "Size")
 _local = threading.local()
 
 
-def is_in_one() -> bool:
-    """Whether a call is being traced that will be computed again."""
-    return getattr(_local, "is_in_one", False)
-
-
 def traced(name: str, f: Callable, args: Any, kwargs: Any) -> Any:
     """Calls a function, and notes the operations that it adds to the graph.
 
-    Args:
-        name: The name of the layer or the function in messages.
-        f: The function.
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments of the call.
+    In a call that is computed again as a whole, it does nothing else.
     """
+    if getattr(_local, "is_in_one", False):
+        return f(*args, **kwargs)
     graph: Any = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     _local.is_in_one = True
@@ -88,12 +81,11 @@ class _Region:
     was_differentiated: bool = False
 
     def is_late(self, tensor: tf.Tensor) -> bool:
-        """Whether copies read a tensor in the backward pass only.
-
-        They do so with the numbers at the ends, and with the states of seeds.
-        """
-        is_seed = tensor.op.type == "ReadVariableOp" and tensor.dtype.is_integer
-        return is_seed or (id(tensor) in self.ends and _is_number(tensor))
+        """Whether copies read a tensor, a number or a seed, late."""
+        dtype = tensor.dtype
+        if id(tensor) in self.ends:
+            return dtype.is_floating or dtype.is_complex or dtype.is_integer
+        return tensor.op.type == "ReadVariableOp" and dtype.is_integer
 
     def made_again(self) -> set[int]:
         """Returns the ids of the tensors inside that copies compute.
@@ -103,11 +95,9 @@ class _Region:
         """
         found: set[int] = set()
         for operation in self.operations:
-            if (
-                any(self.is_late(x) or id(x) in found for x in operation.inputs)
-                and _is_repeatable(operation)
-                and not _is_exchanged(operation)
-            ):
+            if any(
+                self.is_late(x) or id(x) in found for x in operation.inputs
+            ) and _is_repeatable(operation):
                 found.update(id(x) for x in operation.outputs)
         return found - self.ends.keys()
 
@@ -115,28 +105,12 @@ class _Region:
 class _Use:
     """The use that a backward pass makes of a region."""
 
-    def __init__(self, region: _Region, bit: int) -> None:
+    def __init__(self, region: _Region, place: int) -> None:
         self.region = region
-        self.bit = bit
+        self.place = place
         self.inside = region.made_again()
         self.reads: list[tuple[tf.Operation, tf.Tensor]] = []
         self.upstream: dict[int, tf.Tensor] = {}
-
-    def note(
-        self,
-        operation: tf.Operation,
-        tensor: tf.Tensor,
-        behind: dict[tf.Operation, int],
-    ) -> None:
-        """Notes a read, and derivatives that the operation reads besides."""
-        self.reads.append((operation, tensor))
-        self.upstream.update(
-            (id(x), x)
-            for x in operation.inputs
-            if x.op in behind
-            and x.dtype.is_floating
-            and not behind[x.op] % (2 * self.bit)
-        )
 
     def point_at_copies(self) -> None:
         """Lets the backward pass read copies, if their time is known."""
@@ -162,25 +136,30 @@ def _uses(
     Copies wait for derivatives that depend on reads of later regions alone. So
     none waits for itself. Regions and operations are in the order of tracing.
     """
-    uses = [_Use(each, 1 << place) for place, each in enumerate(regions)]
+    uses = [_Use(each, place) for place, each in enumerate(regions)]
     makers = {key: use for use in uses for key in use.inside}
-    behind: dict[tf.Operation, int] = {}
-    """By operation, a bit for each region on whose reads it depends."""
-    ordered = 0  # behind operations that TensorFlow runs in order
+    first: dict[tf.Operation, int] = {}
+    """By operation, the place of the first region on whose reads it depends."""
+    ordered = len(uses)  # of operations that TensorFlow runs in order
     for operation in backward:
         if operation.type in _OF_SHAPES:
             continue
-        is_ordered = operation.op_def.is_stateful
-        reached = ordered if is_ordered else 0
-        for each in (*walks.before(operation), *operation.control_inputs):
-            reached |= behind.get(each, 0)
+        before = (*walks.before(operation), *operation.control_inputs)
+        reached = [first[each] for each in before if each in first]
         for tensor in operation.inputs:
             use = makers.get(id(tensor))
             if use is not None:
-                use.note(operation, tensor, behind)
-                reached |= use.bit
-        behind[operation] = reached
-        ordered = reached if is_ordered else ordered
+                use.reads.append((operation, tensor))
+                reached.append(use.place)
+                use.upstream.update(
+                    (id(x), x)
+                    for x in operation.inputs
+                    if x.dtype.is_floating and first.get(x.op, 0) > use.place
+                )
+        if operation.op_def.is_stateful:
+            ordered = min([ordered, *reached])
+            reached.append(ordered)
+        first[operation] = min(reached, default=len(uses))
     return uses
 
 
@@ -204,22 +183,20 @@ def _mark_alike(
 def _is_repeatable(operation: tf.Operation) -> bool:
     """Whether an operation gives the same in the backward pass.
 
-    A loop that reads variables does, if nobody has written them since. Others
-    that TensorFlow takes for stateful, it would run in the order of tracing.
+    Results that replicas, or turns of one, make together are kept. A loop that
+    reads variables is repeated, if nobody has written them since. Others that
+    TensorFlow takes for stateful, it would run in the order of tracing.
     """
+    step = steps.current_fit_step()
+    if step is not None and any(
+        step.kinds.marked(each) == EQUAL for each in operation.outputs
+    ):
+        return False
     if not operation.op_def.is_stateful:
         return effects.is_repeatable(operation)
     handles = [x for x in operation.inputs if x.dtype == tf.resource]
     users = [user for each in handles for user in each.consumers()]
     return bool(users) and all(map(effects.only_reads, users))
-
-
-def _is_exchanged(operation: tf.Operation) -> bool:
-    """Whether replicas, or turns of one, make its result together."""
-    step = steps.current_fit_step()
-    return step is not None and any(
-        step.kinds.marked(each) == EQUAL for each in operation.outputs
-    )
 
 
 def _warn_of_kept(region: _Region) -> None:
@@ -230,8 +207,3 @@ def _warn_of_kept(region: _Region) -> None:
         "inside of `keras.RematScope`.",
         next(iter(region.operations), None),
     )
-
-
-def _is_number(tensor: tf.Tensor) -> bool:
-    dtype = tensor.dtype
-    return dtype.is_floating or dtype.is_complex or dtype.is_integer

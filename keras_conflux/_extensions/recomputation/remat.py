@@ -14,27 +14,19 @@ from keras_conflux._extensions.recomputation import compat
 from keras_conflux._extensions.recomputation import regions
 
 
-def remat(original: Callable, f: Callable) -> Callable:
+def remat(_: Callable, f: Callable) -> Callable:
     """Returns a function that is computed again for its gradient.
 
-    Args:
-        original: Keras' function, which is not asked.
-        f: A function, a layer, or the `call` of one.
-
-    Returns:
-        A function that calls `f`. Eagerly, where nothing is kept of a graph, in
-        a call that is computed again as a whole, and where Keras asks for
-        shapes, it does nothing else.
+    Eagerly, where nothing is kept of a graph, and where Keras asks for shapes,
+    it only calls `f`: a function, a layer, or the `call` of one.
     """
-    del original
     patching.begin()
 
     @functools.wraps(f, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
         if (
             tf.executing_eagerly()
-            or compat.asks_for_shapes()
-            or regions.is_in_one()
+            or compat.symbolic_scope.in_symbolic_scope()
             or _is_done_by_its_layers(f)
         ):
             return f(*args, **kwargs)
@@ -48,20 +40,14 @@ def choose(
 ) -> Callable:
     """Returns the function to call in place of a layer, by its mode.
 
-    Args:
-        original: Keras' method, which asks for shapes with tensors.
-        layer: A layer.
-        call: The function that computes it.
-        *args: Positional arguments of the call.
-        **kwargs: Keyword arguments of the call.
+    Keras' method would ask for shapes with tensors.
     """
     mode = compat.mode_of(layer)
-    kind = type(layer)
-    if mode == "activations" and isinstance(
-        getattr(kind, "activation", None), property
+    # The activations of LSTM and GRU belong to their cells.
+    of_cells = isinstance(getattr(type(layer), "activation", None), property)
+    if (mode == "activations" and of_cells) or (
+        mode == "larger_than" and isinstance(layer, keras.Model)
     ):
-        return call  # the activations of LSTM and GRU belong to their cells
-    if mode == "larger_than" and isinstance(layer, keras.Model):
         return call
     symbolic: Any = keras.tree.map_structure(_symbolic, (args, kwargs))
     args, kwargs = symbolic
