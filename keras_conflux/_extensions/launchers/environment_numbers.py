@@ -27,9 +27,8 @@ def rank_and_count(
     if rank is None and count is None:
         return None
     if rank is None or count is None:
-        given, missing = rank_name, count_name
-        if rank is None:
-            given, missing = count_name, rank_name
+        given = count_name if rank is None else rank_name
+        missing = rank_name if rank is None else count_name
         raise ClusterError(
             f"The environment variable {given} is set, but {missing} is not. "
             "A launcher sets both: start the program through it, set "

@@ -36,28 +36,40 @@ _REFUSED = {
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
     """Returns the announcement in `TF_CONFIG`, if it names processes."""
-    config = _parsed(environ.get("TF_CONFIG", ""))
-    if "sparseCluster" in config:
+    text = environ.get("TF_CONFIG", "").strip()
+    try:
+        jobs, task_type, task_index = _parsed(text)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ClusterError(
+            "Expected the environment variable TF_CONFIG to be JSON such as "
+            f"{_EXAMPLE}. Got {text!r}: {error}."
+        ) from error
+    if "sparseCluster" in text:
         raise ClusterError(
             "TF_CONFIG has a 'sparseCluster', in which a process knows only "
             "some of the others, but each must reach all. In a TFJob, leave "
             "out `enableDynamicWorker`."
         )
-    jobs = _dict(config, "cluster")
     if not any(jobs.values()):
         return None
-    task = _dict(config, "task")
-    cluster = _cluster(
-        {name: _addresses(name, tasks) for name, tasks in jobs.items()},
-        task.get("type"),
-        _index(task.get("index")),
-    )
+    cluster = _cluster(jobs, task_type, task_index)
     return Announcement(
         source="TF_CONFIG",
         count_from="TF_CONFIG",
         count=len(cluster.addresses),
         find=lambda seconds: cluster,
     )
+
+
+def _parsed(text: str) -> tuple[dict[str, list[str]], Any, int | None]:
+    """Returns the addresses of jobs, and the type and index of this task."""
+    config = json.loads(text or "{}")
+    jobs, task = config.get("cluster") or {}, config.get("task") or {}
+    for job, tasks in jobs.items():
+        if not isinstance(tasks, list) or {*map(type, tasks)} - {str}:
+            raise TypeError(f"{tasks!r} are no addresses of {job!r}")
+    index = task.get("index")  # some launchers write it as text
+    return jobs, task.get("type"), None if index is None else int(index)
 
 
 def _cluster(
@@ -85,47 +97,3 @@ def _cluster(
     first = sum(len(jobs.get(name, ())) for name in before)
     addresses = [each for name in _ORDER for each in jobs.get(name, ())]
     return Cluster(tuple(addresses), first + task_index, "TF_CONFIG")
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    if not text.strip():
-        return {}
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _malformed(f"Got {text!r}: {error}.") from error
-    if not isinstance(config, dict):
-        raise _malformed(f"Got {text!r}.")
-    return config
-
-
-def _dict(config: dict[str, Any], key: str) -> dict[str, Any]:
-    value = config.get(key) or {}
-    if not isinstance(value, dict):
-        raise _malformed(f"Got {value!r} as {key!r}.")
-    return value
-
-
-def _addresses(job: str, tasks: Any) -> list[str]:
-    if not isinstance(tasks, list) or not all(
-        isinstance(task, str) for task in tasks
-    ):
-        raise _malformed(f"Got {tasks!r} as the addresses of {job!r}.")
-    return tasks
-
-
-def _index(value: Any) -> int | None:
-    """Returns the index of a task. Some launchers write it as text."""
-    if value is None:
-        return None
-    try:
-        return int(value)
-    except (TypeError, ValueError) as error:
-        raise _malformed(f"Got {value!r} as the task's index.") from error
-
-
-def _malformed(what_came: str) -> ClusterError:
-    return ClusterError(
-        f"Expected the environment variable TF_CONFIG to be JSON such as "
-        f"{_EXAMPLE}. {what_came}"
-    )

@@ -1,13 +1,9 @@
 """Processes of `torchrun`, or of programs that set the same variables.
 
 Kubeflow's PyTorchJob, Ray, AzureML and scripts for SkyPilot set them as well.
-
-They name the host of process 0, and a port there. MASTER_PORT itself is not
-used: beside process 0, the agent of `torchrun` listens there as long as the
-processes run. The port at which they meet is derived from it.
-
-`torchrun` lets every process see all GPUs of its host, and counts on each
-taking the one of its LOCAL_RANK.
+The agent of `torchrun` listens at MASTER_PORT as long as the processes run, so
+these meet at a port that is derived from it. All of them see all GPUs of their
+host, and each is to take the one of its LOCAL_RANK.
 """
 
 from collections.abc import Mapping
