@@ -8,27 +8,24 @@ import contextlib
 import contextvars
 import hashlib
 import itertools
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
-_NAMES_OF_A_TRACE = 2**24
-_TRACES_OF_A_PROGRAM = 2**12
-_PROGRAMS = 2**26
-"""Together they leave out the small numbers, which are TensorFlow's, and stay
-below 2**63, as they have to be int64."""
+_ROOM = 2**20
+"""The names of a trace, and the traces of a program, are fewer."""
+_PROGRAMS = 2**22
+"""With those they stay below 2**63, as they have to be int64. The small numbers
+are TensorFlow's."""
 
 _tensorflows_uid = ops.uid
 _numbers: contextvars.ContextVar[Iterator[int] | None] = contextvars.ContextVar(
     "numbers", default=None
 )
-_lock = threading.Lock()
-_traces: Counter[int] = Counter()
-"""How often each program was traced in this process."""
+_traces: dict[int, Iterator[int]] = {}
+"""Counts the traces of each program in this process."""
 
 
 @contextlib.contextmanager
@@ -50,20 +47,14 @@ def repeatable_names(program: str) -> Iterator[None]:
 def _numbers_of(program: str) -> Iterator[int]:
     digest = hashlib.sha256(program.encode()).digest()
     index = 1 + int.from_bytes(digest[:8], "big") % (_PROGRAMS - 1)
-    with _lock:
-        trace = _traces[index]
-        _traces[index] += 1
-    if trace >= _TRACES_OF_A_PROGRAM:
-        return iter(())
-    first = (index * _TRACES_OF_A_PROGRAM + trace) * _NAMES_OF_A_TRACE
-    return itertools.islice(itertools.count(first), _NAMES_OF_A_TRACE)
+    trace = next(_traces.setdefault(index, itertools.count()))
+    return itertools.count((index * _ROOM + trace) * _ROOM)
 
 
 def _uid() -> int:
     """Returns the next number of a trace, elsewhere TensorFlow's."""
     numbers = _numbers.get()
-    number = None if numbers is None else next(numbers, None)
-    return _tensorflows_uid() if number is None else number
+    return _tensorflows_uid() if numbers is None else next(numbers)
 
 
 def has_listed_devices() -> bool:
