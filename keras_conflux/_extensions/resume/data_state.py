@@ -7,7 +7,6 @@ whomever. So the next elements follow from all that were made before.
 import types
 import weakref
 import zlib
-from collections.abc import Generator
 from typing import Any
 
 import keras
@@ -25,7 +24,7 @@ _LARGE = 8 * 2**20
 _ENTRIES = 2**21
 """How many entries of such an array tell whether it has changed."""
 _made: Any = weakref.WeakKeyDictionary()
-"""By data set, whether each iterator has been drawn from."""
+"""By data set, how many iterators were made of it."""
 
 
 def held_by(owner: Any) -> HeldAttributes:
@@ -54,12 +53,11 @@ def _mark(value: Any) -> Any:
 class ValidationData:
     """Takes and gives back the state of a `fit`'s validation data."""
 
-    def __init__(self, given: Any, steps: int | None) -> None:
+    def __init__(self, given: Any) -> None:
         source = keras.utils.unpack_x_y_sample_weight(given)[0]
         is_dataset = isinstance(source, tf.data.Dataset)
         is_py_dataset = isinstance(source, keras.utils.PyDataset)
         self.source = source
-        self.steps = steps
         self.dataset = source if is_dataset else None
         self.owner = source if is_py_dataset else None
         self._held = held_by(self.owner)
@@ -67,7 +65,7 @@ class ValidationData:
     def state(self) -> dict[str, Any]:
         """Returns the state that `restore` takes."""
         return {
-            "made": drawn_iterators(self.dataset),
+            "made": iterators_made(self.dataset),
             "attributes": self._held.changed(),
             "variables": random_generators.variables(self.dataset),
         }
@@ -78,50 +76,29 @@ class ValidationData:
         self._held.restore(state["attributes"])
 
 
-class IteratorTracker:
-    """Notes which iterators an epoch iterator of Keras makes."""
+def track(iterator: Any) -> None:
+    """Counts the iterators that an epoch iterator of Keras makes."""
 
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = weakref.ref(iterator)
-        self._latest: int | None = None
-        private_state.count_iterators(iterator, self._note_iterator)
+    def note_iterator() -> None:
+        dataset = private_state.dataset_of(iterator)
+        _made[dataset] = iterators_made(dataset) + 1
 
-    def noting_draws(
-        self, steps: Generator[tuple, None, None]
-    ) -> Generator[tuple, None, None]:
-        """Yields the steps that Keras enumerates; notes that there are some."""
-        for first in steps:
-            if self._latest is not None:
-                self._made_before()[self._latest] = True
-            yield first
-            yield from steps
-
-    def _note_iterator(self) -> None:
-        made = self._made_before()
-        self._latest = len(made)
-        made.append(False)
-
-    def _made_before(self) -> list[bool]:
-        dataset = private_state.dataset_of(self._iterator())
-        return _made.setdefault(dataset, [])
+    private_state.count_iterators(iterator, note_iterator)
 
 
-def drawn_iterators(dataset: Any) -> list[bool]:
-    """Returns of each iterator of a data set whether it has been drawn from."""
-    return [] if dataset is None else list(_made.get(dataset, ()))
+def iterators_made(dataset: Any) -> int:
+    """Returns how many iterators were made of a data set; none of `None`."""
+    return 0 if dataset is None else _made.get(dataset, 0)
 
 
-def make_again(dataset: Any, made: list[bool]) -> bool:
+def make_again(dataset: Any, count: int) -> bool:
     """Makes the iterators that another process had, and drops them.
 
     Returns whether the data set is where it was there. If there are more
     iterators here, it is further on.
     """
-    if dataset is None:
-        return True
-    here = _made.setdefault(dataset, [])
-    further_on = len(here) > len(made)
-    for drawn in made[len(here) :]:
-        pipelines.make_iterator(dataset, drawn)
-        here.append(drawn)
-    return not (further_on and pipelines.has_shuffles(dataset))
+    here = iterators_made(dataset)
+    for number in range(here, count):
+        iter(dataset)
+        _made[dataset] = number + 1
+    return here <= count or not pipelines.has_shuffles(dataset)

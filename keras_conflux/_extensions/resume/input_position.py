@@ -19,7 +19,6 @@ from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import sketches
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
-from keras_conflux._extensions.resume.data_state import IteratorTracker
 from keras_conflux._extensions.resume.data_state import ValidationData
 from keras_conflux._fit.input.calls import Epoch
 from keras_conflux._fit.input.calls import EpochObserver
@@ -40,8 +39,8 @@ class Place:
     """The step of the epoch: so many batches of it have been trained."""
     iterators: int = 0
     """The number of iterators made of the data, with the current one."""
-    made: list[bool] = dataclasses.field(default_factory=list)
-    """All that had been made at this place, by `data_state`."""
+    made: int = 0
+    """The number of all that had been made of them at this place."""
     begun: bool = False
     """Whether that one had been drawn from, and is to be again."""
     drawn: int = 0
@@ -64,7 +63,7 @@ class Place:
     """The sketch of the last batch that has been trained, if it is known."""
 
 
-class InputPosition:
+class InputPosition(EpochObserver):
     """Follows the data of one call of `fit`, from a place on.
 
     Where other processes draw other parts of the batches, this one may end
@@ -107,12 +106,12 @@ class InputPosition:
             generators=random_generators.states(dataset),
             number=self.iterator.num_batches,
             attributes=here.attributes if begun else self._held.changed(),
-            made=data_state.drawn_iterators(dataset),
+            made=data_state.iterators_made(dataset),
             validation=self.validation.state(),
             last=self._sketch(step or self._latest[0] + 1) if begun else None,
         )
 
-    def note_batch(self, step: int, batch: Tree) -> None:
+    def _note_batch(self, step: int, batch: Tree) -> None:
         """Notes the batch of the last step of an execution, before it."""
         self._before, self._latest = self._latest, (step, batch)
 
@@ -144,12 +143,16 @@ class InputPosition:
         self.validation.restore(start.validation)
         self._here.iterators = start.iterators
         if over or not start.begun:
-            return self._make_iterators(start) or over
+            return self._make_all_iterators(start) or over
         return self._make_iterators(
-            start, start.iterators - 1, start.validation_iterators
+            start.iterators - 1, start.validation_iterators
         )
 
-    def steps(
+    def begins(self, steps: Generator[tuple, None, None]) -> Epoch:
+        """Begins where a training has left off."""
+        return Epoch(self._from_here(steps), self.skipped, self._note_batch)
+
+    def _from_here(
         self, enumerated: Iterator[tuple]
     ) -> Generator[tuple, None, None]:
         """Yields the part of an epoch's steps, as Keras has them, from here."""
@@ -167,18 +170,15 @@ class InputPosition:
                 here.begun = True
                 yield first, last, source_now
 
-    def _make_iterators(
-        self,
-        start: Place,
-        count: int | None = None,
-        validation_count: int | None = None,
-    ) -> bool:
-        """Makes as many as there were, or all; returns whether none is more."""
+    def _make_all_iterators(self, start: Place) -> bool:
+        return self._make_iterators(start.made, start.validation["made"])
+
+    def _make_iterators(self, count: int, of_validation: int) -> bool:
+        """Makes as many as there were; returns whether none is more."""
         dataset = private_state.dataset_of(self.iterator)
-        validated = start.validation["made"][:validation_count]
-        is_there = data_state.make_again(dataset, start.made[:count])
+        is_there = data_state.make_again(dataset, count)
         return (
-            data_state.make_again(self.validation.dataset, validated)
+            data_state.make_again(self.validation.dataset, of_validation)
             and is_there
         )
 
@@ -186,9 +186,10 @@ class InputPosition:
         """Called before an iterator is made of the data."""
         here, start = self._here, self._start
         dataset = private_state.dataset_of(self.iterator)
-        here.iterators = len(data_state.drawn_iterators(dataset)) + 1
-        validated = data_state.drawn_iterators(self.validation.dataset)
-        here.validation_iterators = len(validated)
+        here.iterators = data_state.iterators_made(dataset) + 1
+        here.validation_iterators = data_state.iterators_made(
+            self.validation.dataset
+        )
         here.drawn = here.drawn_before = 0
         if start is not None and start.begun:
             random_generators.set_states(start.generators_at_begin, dataset)
@@ -212,7 +213,7 @@ class InputPosition:
                 f"been trained when the checkpoint was saved. {_WHAT_TO_DO}"
             )
         self._assert_same(start, batch)
-        self._make_iterators(start)
+        self._make_all_iterators(start)
         self._here.drawn_before = start.drawn_before
         self._here.begun = True
         if self.iterator.steps_per_epoch:
@@ -255,23 +256,10 @@ class Follower(FitObserver):
 
     def made(self, iterator: Any) -> EpochObserver:
         """Follows an epoch iterator, and for a `fit` that waits for one."""
-        tracker = IteratorTracker(iterator)
+        data_state.track(iterator)
         waiting = _next.get([])
-        position = waiting.pop() if waiting else None
-        if position is not None:
-            position.attach(iterator)
-        return _EpochFollower(tracker, position)
-
-
-@dataclasses.dataclass(frozen=True)
-class _EpochFollower(EpochObserver):
-    tracker: IteratorTracker
-    position: InputPosition | None
-
-    def begins(self, steps: Generator[tuple, None, None]) -> Epoch:
-        """Begins where a training has left off."""
-        steps, position = self.tracker.noting_draws(steps), self.position
-        if position is None:
-            return Epoch(steps)
-        skipped = position.skipped
-        return Epoch(position.steps(steps), skipped, position.note_batch)
+        if not waiting:
+            return EpochObserver()
+        position = waiting.pop()
+        position.attach(iterator)
+        return position

@@ -101,7 +101,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         """How many steps of this epoch have ended."""
         self._position = InputPosition(
             None if saved is None else _place(saved),
-            ValidationData(given["validation_data"], given["validation_steps"]),
+            ValidationData(given["validation_data"]),
             is_part=parts > 1,
         )
 

@@ -12,10 +12,20 @@ from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.resume.compat import pipelines
 from keras_conflux._extensions.resume.data_state import ValidationData
 
+_SHUFFLED_BEFORE = (
+    "it is shuffled before it is repeated, concatenated or cached (shuffle it "
+    "after that, or repeat it without end and give `steps_per_epoch`)"
+)
+
 
 def causes(dataset: Any, owner: Any = None) -> list[str]:
     """Returns why batches cannot be drawn a second time, a phrase for each."""
     found = dict.fromkeys(_of_dataset(dataset))
+    if (
+        pipelines.begins_shuffles_later(dataset)
+        and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
+    ):
+        found[_SHUFFLED_BEFORE] = None
     if isinstance(owner, keras.utils.PyDataset) and owner.workers > 1:
         found[
             f"its {owner.workers} workers draw random numbers in any order, if "
@@ -32,12 +42,8 @@ def causes_in_validation(data: ValidationData) -> list[str]:
             "it is a generator, which goes on where former evaluations, which "
             "draw ahead, have left it"
         )
-    cut = data.steps is not None
-    if cut and pipelines.begins_shuffles_later(data.dataset):
-        found.append(
-            "`validation_steps` ends it within data that are shuffled and then "
-            "repeated, concatenated or cached"
-        )
+    if pipelines.begins_shuffles_later(data.dataset):
+        found = [*dict.fromkeys([*found, _SHUFFLED_BEFORE])]
     return found
 
 

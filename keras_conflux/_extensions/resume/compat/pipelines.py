@@ -109,29 +109,9 @@ def has_shuffles(dataset: Any) -> bool:
 def begins_shuffles_later(dataset: Any) -> bool:
     """Whether a data set takes seeds also while it is drawn from."""
     return isinstance(dataset, tf.data.Dataset) and any(
-        has_shuffles(each)
-        for each in datasets_below(dataset)
-        if isinstance(each, _that_begin_later()) or has_unknown_parts(each)
-    )
-
-
-def make_iterator(dataset: Any, drawn: bool) -> None:
-    """Makes an iterator and drops it, or draws all of it if that takes seeds.
-
-    Variables are left as they were. Nothing is drawn of an endless data set.
-    """
-    iterator = iter(dataset)
-    if not (drawn and begins_shuffles_later(dataset)):
-        return
-    is_endless = dataset.cardinality() < 0 and any(
-        each.cardinality() == tf.data.INFINITE_CARDINALITY
+        isinstance(each, _that_begin_later()) and has_shuffles(each)
         for each in datasets_below(dataset)
     )
-    variables = [(each, each.numpy()) for each in variables_of_dataset(dataset)]
-    for _ in () if is_endless else iterator:
-        pass
-    for variable, value in variables:
-        variable.assign(value)
 
 
 @functools.cache
