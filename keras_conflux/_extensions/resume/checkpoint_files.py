@@ -6,9 +6,10 @@ import hashlib
 import os
 import pathlib
 import re
+import stat
 from typing import Any
+from typing import BinaryIO
 
-from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import stored_arrays
 
@@ -159,7 +160,7 @@ def new_path(root: pathlib.Path, step: int, epoch: int) -> pathlib.Path:
 def read(path: pathlib.Path) -> Saved:
     """Returns the contents of a folder, or raises its `Damage`."""
     try:
-        with plain_files.open_file(path, STATE) as file:
+        with open_file(path / STATE) as file:
             told, arrays = stored_arrays.read(file)
         written_in, digest = told["format"], told["digest"]
         is_read = written_in == FORMAT
@@ -183,6 +184,19 @@ def read(path: pathlib.Path) -> Saved:
 
 def digest_of(folder: pathlib.Path, name: str) -> str:
     """Returns the digest by which a file is known to be as it was written."""
-    with plain_files.open_file(folder, name) as file:
+    with open_file(folder / name) as file:
         read: Any = file
         return hashlib.file_digest(read, "sha256").hexdigest()
+
+
+def open_file(path: pathlib.Path) -> BinaryIO:
+    """Opens a file of a checkpoint for reading: a regular one, and no link.
+
+    All files of checkpoints are opened here, which others may have filled.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path} is no regular file")
+    return open(descriptor, "rb")

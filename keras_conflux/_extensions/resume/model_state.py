@@ -12,7 +12,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
-from keras_conflux._extensions.resume import plain_files
+from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import random_generators
@@ -69,8 +69,8 @@ def restore(model: keras.Model, saved: Saved) -> None:
     if process_index() == 0:
         try:
             file = saved.path / WEIGHTS
-            with plain_files.open_file(saved.path, WEIGHTS):
-                weight_files.assert_fits(file, weight_files.entries_of(model))
+            with checkpoint_files.open_file(file):
+                weight_files.assert_plain(file)
                 model.load_weights(file)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
