@@ -29,10 +29,7 @@ _local = threading.local()
 
 
 def traced(name: str, f: Callable, args: Any, kwargs: Any) -> Any:
-    """Calls a function, and notes the operations that it adds to the graph.
-
-    In a call that is computed again as a whole, it does nothing else.
-    """
+    """Calls a function, and notes the operations that it adds to the graph."""
     if getattr(_local, "is_in_one", False):
         return f(*args, **kwargs)
     graph: Any = tf.compat.v1.get_default_graph()
@@ -113,7 +110,7 @@ class _Use:
         self.upstream: dict[int, tf.Tensor] = {}
 
     def point_at_copies(self) -> None:
-        """Lets the backward pass read copies, if their time is known."""
+        """Lets the backward pass read copies, of the kinds of originals."""
         if not self.upstream:
             return
         again = walks.by_need(
@@ -125,7 +122,15 @@ class _Use:
         copies = rewriting.once_known(late, [*self.upstream.values()])
         known = dict(zip(map(id, late), copies, strict=True))
         rewriting.read_copies(self.reads, again, known)
-        _mark_alike(late, again, known)
+        step = steps.current_fit_step()
+        if step is None:
+            return
+        for tensor in late:
+            step.kinds.mark(known[id(tensor)], step.kinds.of(tensor))
+        for tensor in (x for each in again for x in each.outputs):
+            kind = step.kinds.marked(tensor)
+            if kind is not None:
+                step.kinds.mark(known[id(tensor)], kind)
 
 
 def _uses(
@@ -161,23 +166,6 @@ def _uses(
             reached.append(ordered)
         first[operation] = min(reached, default=len(uses))
     return uses
-
-
-def _mark_alike(
-    late: list[tf.Tensor],
-    operations: Iterable[tf.Operation],
-    copies: dict[int, tf.Tensor],
-) -> None:
-    """Gives copies the kinds of their originals, in a step of a replica."""
-    step = steps.current_fit_step()
-    if step is None:
-        return
-    for tensor in late:
-        step.kinds.mark(copies[id(tensor)], step.kinds.of(tensor))
-    for tensor in (x for each in operations for x in each.outputs):
-        kind = step.kinds.marked(tensor)
-        if kind is not None:
-            step.kinds.mark(copies[id(tensor)], kind)
 
 
 def _is_repeatable(operation: tf.Operation) -> bool:
