@@ -1,6 +1,7 @@
 """Stores XLA's executables, and gives TensorFlow the stored ones."""
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import pathlib
@@ -23,22 +24,15 @@ of the program before its code was changed."""
 _log = logging.getLogger("keras_conflux")
 
 
+@dataclasses.dataclass
 class ProgramCache:
     """The executables for a kind of devices, also of earlier processes."""
 
-    def __init__(
-        self,
-        kind: str,
-        root: pathlib.Path,
-        here: Store,
-        exchange: ExchangeFolder,
-        environ: MutableMapping[str, str],
-    ) -> None:
-        self.kind = kind
-        self.root = root
-        self._store = here
-        self._exchange = exchange
-        self._environ = environ
+    kind: str
+    root: pathlib.Path
+    _store: Store
+    exchange: ExchangeFolder
+    _environ: MutableMapping[str, str]
 
     def __str__(self) -> str:
         size = store.size(self.root) / 2**20
@@ -48,12 +42,10 @@ class ProgramCache:
     def serving(self, program: str, name: str) -> Iterator[bool]:
         """Makes TensorFlow find stored files, and stores new executables.
 
-        Yields whether any executable of the program is stored. The program is a
-        text that is the same whenever the same program is run; the name is for
-        the log. A `CacheUnavailable` would be an error of the step to
-        TensorFlow.
+        Yields whether any is stored of the program, a text that is the same
+        whenever the same program is run; the name is for the log.
         """
-        exchange, kind = self._exchange, _kind(program)
+        exchange, kind = self.exchange, _kind(program)
         exchange.assert_usable()
         stored = self._store.files(kind)
         # Files that lie there now were compiled without this package.
@@ -77,10 +69,6 @@ class ProgramCache:
             self._keep(kind, set(exchange.written()) - others)
             self._store.keep_newest(kind, _FILES_OF_A_PROGRAM)
             store.prune(self.root)
-
-    def cannot_take(self, error: Exception) -> bool:
-        """Whether TensorFlow failed because it could not write to a file."""
-        return str(self._exchange.folder) in str(error)
 
     def forget(self, program: str) -> None:
         """Deletes all that is stored of a program, which cannot be loaded."""
@@ -118,11 +106,7 @@ def _shortened(path: pathlib.Path) -> str:
 
 
 def _kind(program: str) -> str:
-    """Returns the kind of a program's files.
-
-    A program that has to be deterministic may use those that were compiled so
-    alone, and XLA's keys do not tell.
-    """
+    """Returns the kind of a program's files; XLA's keys tell no determinism."""
     suffix = "-deterministic" if tensorflow_internals.is_deterministic() else ""
     digest = hashlib.sha256(program.encode()).hexdigest()[:16]
     return f"programs{suffix}/{digest}"

@@ -53,11 +53,7 @@ class CachedProgram:
         return self._program.is_stale()
 
     def _first_call(self, cache: ProgramCache, arguments: Any) -> Any:
-        """Calls the program, and forgets stored files that cannot be loaded.
-
-        Whatever fails while something is loaded may be due to that; to XLA a
-        damaged program is an error of the step.
-        """
+        """Calls the program, and forgets stored files that cannot be loaded."""
         is_stored = False
         try:
             with cache.serving(self._identity, self._name) as is_stored:
@@ -66,7 +62,8 @@ class CachedProgram:
             raise _nowhere_to_write(str(unavailable)) from unavailable
         except tf.errors.OpError as error:
             reason = error_texts.reason_of(error)
-            if cache.cannot_take(error) and not is_stored:
+            is_of_writing = str(cache.exchange.folder) in str(error)
+            if is_of_writing and not is_stored:
                 raise _nowhere_to_write(reason) from error
             if not is_stored or _comes_from_the_program(error):
                 raise

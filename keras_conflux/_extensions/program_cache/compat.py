@@ -30,11 +30,9 @@ _traces: dict[int, Iterator[int]] = {}
 
 @contextlib.contextmanager
 def repeatable_names(program: str) -> Iterator[None]:
-    """Makes names depend on the program and not on traces before.
+    """Makes names depend on the program and its traces before.
 
-    The n-th trace of a program in a process has the names of the n-th trace in
-    another one. No name occurs twice in a process. TensorFlow names the traces
-    of other threads meanwhile.
+    No name occurs twice in a process. TensorFlow names traces of other threads.
     """
     ops.uid = _uid
     token = _numbers.set(_numbers_of(program))

@@ -1,8 +1,7 @@
 """The facts that a compiled program depends on besides its source.
 
-XLA's own keys hold the program and the shapes. A change of anything else leads
-to another folder. TensorFlow fixes its settings when it is asked for devices,
-so the driver tells the GPUs, in files or by nvidia-smi.
+A change of any leads to another folder. TensorFlow fixes its settings when it
+is asked for devices, so the driver tells the GPUs, in files or by nvidia-smi.
 """
 
 import hashlib
@@ -98,11 +97,7 @@ def _libraries(environ: Mapping[str, str]) -> list[str]:
 def gpus(
     files: pathlib.Path = _FILES, devices: pathlib.Path = _DEVICES
 ) -> dict[str, str]:
-    """Returns the model of the GPUs and the version of their driver.
-
-    Several models are refused. XLA's keys do not name the model, so a program
-    for one would be loaded on the other.
-    """
+    """Returns the model of the GPUs and the version of their driver."""
     models, driver = _in_files(files)
     if not models and any(devices.glob("nvidia[0-9]*")):
         models, driver = _by_nvidia_smi()
@@ -117,11 +112,8 @@ def gpus(
 
 
 def _in_files(folder: pathlib.Path) -> tuple[set[str], str]:
-    models = set()
-    for path in folder.glob("gpus/*/information"):
-        found = re.search(r"^Model:\s*(.+?)\s*$", path.read_text(), re.M)
-        if found:
-            models.add(found[1])
+    told = [path.read_text() for path in folder.glob("gpus/*/information")]
+    models = {*re.findall(r"^Model:\s*(.+?)\s*$", "\n".join(told), re.M)}
     version = folder / "version"
     lines = version.read_text().splitlines() if version.is_file() else []
     if not lines:

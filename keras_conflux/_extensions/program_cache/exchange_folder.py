@@ -1,7 +1,6 @@
 """The folder where TensorFlow looks for files, and the flags that name it.
 
-It belongs to one process. For the first call of a program, stored files are
-linked into it, and TensorFlow's new files are taken out.
+It belongs to one process, and has files while a program is first called.
 """
 
 import atexit
@@ -97,12 +96,7 @@ def assert_no_flags(environ: MutableMapping[str, str]) -> None:
 def set_flags(
     environ: MutableMapping[str, str], folder: pathlib.Path, device_type: str
 ) -> None:
-    """Makes TensorFlow look for programs in a folder, and write them there.
-
-    TensorFlow reads this when it is first asked for devices.
-    """
-    if re.search(r'["\\\n]', str(folder)):
-        raise CacheUnavailable(f"flags cannot name the folder {folder}")
+    """Makes TensorFlow look for programs in a folder, and write them there."""
     flags = f'{_PREFIX} {_DEVICE_TYPES}={device_type} {_PROGRAMS}="{folder}"'
     xla_flags.append(environ, _TENSORFLOW, flags)
 

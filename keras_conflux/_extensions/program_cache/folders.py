@@ -43,8 +43,7 @@ def chosen(environ: Mapping[str, str]) -> pathlib.Path:
 def make_private(folder: pathlib.Path, may_be_link: bool = False) -> None:
     """Makes a folder that only this user can write to, unless it is there.
 
-    Files there are run as code, so whoever can write there has the rights of
-    this user. A link will do where the user has named it.
+    Files there are run as code. A link will do where the user has named it.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -42,9 +42,8 @@ def enable(
 ) -> None:
     """Keeps XLA's executables, unless something speaks against it.
 
-    TensorFlow must not have been asked for devices, and is not asked here. The
-    hardware is by default the GPUs of this machine. TensorFlow logs pages for
-    each program that is loaded on a CPU, so CPUs are for tests.
+    The hardware is by default the GPUs of this machine. TensorFlow logs pages
+    for each program that is loaded on a CPU, so CPUs are for tests.
     """
     global _cache, _why_off
     exchange_folder.remove_flags(environ)  # a parent process may have set some
@@ -68,8 +67,7 @@ def _made(
     hardware: Mapping[str, str] | None,
 ) -> ProgramCache:
     root = folders.chosen(environ)
-    if hardware is None:
-        hardware = _gpus(environ)
+    hardware = _gpus(environ) if hardware is None else hardware
     _assert_tensorflow_fits()
     exchange_folder.assert_no_flags(environ)
     facts = environment.facts(environ, version, hardware)

@@ -5,6 +5,7 @@ when it is whole, so processes may write at once, or be killed.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import pathlib
@@ -23,11 +24,11 @@ _UNFINISHED = ".keras_conflux_unfinished-"
 _NAME = re.compile(rf"(?P<name>.+)\.[0-9a-f]{{40}}|{re.escape(_UNFINISHED)}\w+")
 
 
+@dataclasses.dataclass(frozen=True)
 class Store:
     """Files of several kinds in one folder."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
+    folder: pathlib.Path
 
     def files(self, kind: str) -> dict[str, pathlib.Path]:
         """Returns the whole files of a kind, by name; deletes damaged ones."""
