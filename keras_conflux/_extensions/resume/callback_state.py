@@ -112,10 +112,7 @@ def _variables_of(callback: Any) -> set[int]:
 
 
 def _name_what_is_lost(callback: Any) -> None:
-    """Warns of attributes that may change in training and are not saved.
-
-    The attributes of Keras' own callbacks are known.
-    """
+    """Warns of attributes that may change in training and are not saved."""
     if held_attributes.is_of_keras(callback) or (
         held_attributes.tells_its_state(callback)
     ):

@@ -92,11 +92,7 @@ def iterators_made(dataset: Any) -> int:
 
 
 def make_again(dataset: Any, count: int) -> bool:
-    """Makes the iterators that another process had, and drops them.
-
-    Returns whether the data set is where it was there. If there are more
-    iterators here, it is further on.
-    """
+    """Makes the iterators that another process had; says if it had as many."""
     here = iterators_made(dataset)
     for number in range(here, count):
         iter(dataset)

@@ -56,9 +56,8 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
         raise ValueError(
             f"The checkpoint {saved.path} belongs to another training. It was "
             "saved with data like this: kind, shapes of batches, their number: "
-            f"{_shortened(there['data'])}; here are "
-            f"{_shortened(here['data'])}. Train with the former, or use "
-            "another directory."
+            f"{there['data']}; here are {here['data']}. Train with the former, "
+            "or use another directory."
         )
     steps, step = here["steps_per_execution"], saved.state["step"]
     if steps != there["steps_per_execution"] and step % steps:
@@ -77,17 +76,8 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
         )
 
 
-def _shortened(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < 500 else f"{text[:500]}... ({len(value)} in all)"
-
-
 def of_compile(model: keras.Model) -> dict[str, Any]:
-    """Returns the settings of the optimizer and the names of the losses.
-
-    They are the script's before the model is restored. Later, a learning rate
-    may have been changed.
-    """
+    """Returns the settings of the optimizer and the names of the losses."""
     optimizer = getattr(model, "optimizer", None)
     settings = {
         "optimizer": {} if optimizer is None else optimizer.get_config(),

@@ -24,10 +24,7 @@ _TOLD = "state_dict()"  # no attribute has such a name
 
 
 class HeldAttributes:
-    """The attributes of an object at the begin, as digests, and changes since.
-
-    An object that tells its state is asked for that alone.
-    """
+    """Attributes of an object at the begin, or what it tells, and changes."""
 
     def __init__(
         self,
@@ -81,8 +78,7 @@ class HeldAttributes:
     def restore(self, saved: dict[str, Any]) -> None:
         """Gives the object the values of `changed`.
 
-        It raises `ValueError` if a value is of another type than is there, or
-        may hold a path. Attributes that are not there are not set.
+        None may be of another type, or hold a path.
         """
         if self._tells != (_TOLD in saved):
             raise ValueError(

@@ -64,11 +64,7 @@ class Place:
 
 
 class InputPosition(EpochObserver):
-    """Follows the data of one call of `fit`, from a place on.
-
-    Where other processes draw other parts of the batches, this one may end
-    before the last step of an epoch.
-    """
+    """Follows the data of one call of `fit`, from a place on."""
 
     def __init__(
         self, start: Place | None, validation: ValidationData, is_part: bool

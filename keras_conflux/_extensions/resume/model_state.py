@@ -61,10 +61,7 @@ def gather(model: keras.Model) -> None:
 
 
 def restore(model: keras.Model, saved: Saved) -> None:
-    """Gives the variables of a built model the values that were saved.
-
-    All processes call this together. They get the weights from the first one.
-    """
+    """Gives a built model its saved values; processes do so together."""
     assert_same(saved, model)
     if process_index() == 0:
         try:
@@ -111,7 +108,7 @@ def _beside_weights(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables that Keras' file of weights does not have."""
     optimizer = getattr(model, "optimizer", None)
     written = weight_files.entries_of(model)
-    known = {id(value) for entry in written for value in entry.values.values()}
+    known = {id(v) for *_, values in written for v in values.values()}
     known |= {id(v) for v in getattr(optimizer, "variables", ())}
     shared = random_generators.present_global_seed()
     return [
@@ -233,11 +230,7 @@ def unbuilt_optimizers(model: keras.Model) -> list[str]:
 
 
 def _sums(model: keras.Model) -> dict[int, tuple[Any, ...]]:
-    """Returns the copies of the variables whose values are sums of them.
-
-    They are known by their places among all variables, of which others may be
-    sums on devices that hold other parts.
-    """
+    """Returns the copies of variables that are sums of them, by places."""
     if process_count() > 1:
         return {}
     return {

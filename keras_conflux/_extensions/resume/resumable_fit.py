@@ -1,8 +1,6 @@
 """One call of `fit` that can be taken up again where it was left.
 
-State to save is looked at in two places only, both outside of a step:
-before the first step of an execution, and when all callbacks have ended an
-epoch. "Before step n" means that n steps are done and that there is a step n.
+"Before step n" means that n steps are done and that there is a step n.
 """
 
 import contextlib
@@ -57,11 +55,7 @@ _FURTHER_ON = (
 
 
 class ResumableFit(keras.callbacks.CallbackList):
-    """Saves and restores the state that a call of `fit` needs to go on.
-
-    It is told of each event, before or after the callbacks that this process
-    calls. The state of others may belong to the training, too.
-    """
+    """Saves and restores the state that a call of `fit` needs to go on."""
 
     _states: CallbackStates
     _layers: TrainableLayers

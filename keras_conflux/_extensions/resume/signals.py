@@ -85,10 +85,7 @@ class Preemption:
 
 
 def silence_closed(terminals: list[int]) -> None:
-    """Sends output for terminals that were closed nowhere.
-
-    A progress bar would raise an error, before the last checkpoint is written.
-    """
+    """Sends what is written to closed terminals nowhere."""
     for descriptor in terminals:
         if not os.isatty(descriptor):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,8 +1,4 @@
-"""The directory of checkpoints, of which each is whole or not there.
-
-A folder is renamed when all of its files are on the disk. A folder that has
-files of others is not removed.
-"""
+"""The directory of checkpoints, of which each is whole or not there."""
 
 import contextlib
 import fcntl
@@ -19,10 +15,7 @@ _NAME = re.compile(r"\.?step-\d{12,}-\d{6,}(\.\d+)?")
 
 @contextlib.contextmanager
 def new_folder(final: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a folder, and puts it in place when its files are written.
-
-    Nothing remains of it after an `OSError`.
-    """
+    """Yields a folder, and puts it in place when its files are written."""
     aside = _hidden(final)
     remove(aside)
     aside.mkdir(parents=True)

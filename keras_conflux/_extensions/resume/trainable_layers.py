@@ -19,10 +19,7 @@ class TrainableLayers:
         self._traced = self._model.train_function, self._now()
 
     def changed(self) -> list[bool] | None:
-        """Returns which layers are trained, `None` if those at the begin.
-
-        It warns where steps that were traced before train others.
-        """
+        """Returns which layers are trained, `None` if those at the begin."""
         now = self._now()
         function, traced = self._traced
         if self._model.train_function is not function:

@@ -89,9 +89,7 @@ def write(
 ) -> str:
     """Writes a checkpoint, removes old ones, and tells if one could not go.
 
-    Nothing remains of it after an `OSError`, as where a disk is full. The
-    position is the number of steps done, and the epoch. The state is of plain
-    values.
+    The position is the number of steps done, and the epoch.
     """
     final = checkpoint_files.new_path(root, *position)
     with storage.new_folder(final) as folder:

@@ -60,11 +60,7 @@ def is_parallel(dataset: tf.data.Dataset) -> bool:
 
 
 def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
-    """Returns the operations of the functions that a data set calls.
-
-    Operations of functions inside of these are among them, such as of a data
-    set that an `interleave` makes of each element.
-    """
+    """Returns the operations of all functions that a data set calls."""
     found: list[tf.Operation] = []
     waiting = [each.function.graph for each in dataset._functions()]
     seen = set()

@@ -1,6 +1,5 @@
 """Keras' files of weights, from copies that were taken before."""
 
-import dataclasses
 import pathlib
 from typing import Any
 
@@ -14,16 +13,9 @@ saving_lib = module_if_any("keras.src.saving.saving_lib")
 _Store: Any = getattr(saving_lib, "H5IOStore", object)
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """The entry of one layer or optimizer in a file of weights."""
-
-    path: str
-    """Its place in the file."""
-    metadata: Any
-    """The metadata of Keras there."""
-    values: dict[str, Any]
-    """Variables, or their values, by name."""
+Entry = tuple[str, Any, dict[str, Any]]
+"""The path of a layer or an optimizer in a file of weights, Keras' metadata
+there, and its variables, or their values, by name."""
 
 
 def entries_of(model: keras.Model) -> list[Entry]:
@@ -36,8 +28,8 @@ def entries_of(model: keras.Model) -> list[Entry]:
 def copied(entries: list[Entry]) -> list[Entry]:
     """Returns entries with copies of their values, on the host."""
     return [
-        Entry(x.path, x.metadata, {k: _copied(v) for k, v in x.values.items()})
-        for x in entries
+        (path, metadata, {k: _copied(v) for k, v in values.items()})
+        for path, metadata, values in entries
     ]
 
 
@@ -52,19 +44,16 @@ def write(entries: list[Entry], path: pathlib.Path) -> None:
     """Writes a file, as `model.save_weights` would have."""
     store = _Store(str(path), mode="w")
     try:
-        for entry in entries:
-            group = store.make(entry.path, metadata=entry.metadata)
-            for name, value in entry.values.items():
+        for place, metadata, values in entries:
+            group = store.make(place, metadata=metadata)
+            for name, value in values.items():
                 group[name] = value
     finally:
         store.close()
 
 
 def assert_plain(path: pathlib.Path) -> None:
-    """Refuses a file that unpacks to more bytes than it has.
-
-    Nothing is read. Values of other kinds than numbers may be of any size.
-    """
+    """Refuses a file of other values than numbers, or of more than it has."""
     sizes: list[int] = []
 
     def note(name: str, found: Any) -> None:
@@ -92,8 +81,8 @@ class _Recorder(_Store):
         return True
 
     def make(self, path: str, metadata: Any = None) -> Any:
-        self.entries.append(Entry(path, metadata, {}))
-        return self.entries[-1].values
+        self.entries.append((path, metadata, {}))
+        return self.entries[-1][-1]
 
     def close(self) -> None:
         pass
