@@ -33,10 +33,8 @@ _NO_TRITON = "--xla_gpu_enable_triton_gemm=false"
 def choose_products(environ: MutableMapping[str, str] = os.environ) -> None:
     """Makes XLA take products of matrices on GPUs from cuBLASLt alone.
 
-    XLA tries the algorithms of cuBLASLt and keeps the fastest. By default it
-    takes the first one of cuBLAS, and compiles tens of kernels of its own for
-    each product to compare that with, which is most of the time to the first
-    step. The user's own flags stay.
+    By default it compiles tens of kernels for each product to compare, which is
+    most of the time to the first step. The user's own flags stay.
     """
     import tensorflow as tf  # commands do not wait for it
 

@@ -116,8 +116,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
 def distribute_tensor(tensor: Any, layout: Any) -> Any:
     """Returns `tensor`, unless the layout splits another axis than the first.
 
-    A program sees global tensors, and a replica's program its own part of the
-    batch. So a tensor that is split along its first axis is the same to it.
+    A tensor that is split along that is the same to a replica's program.
     """
     mesh = layout.device_mesh
     for axis, name in enumerate(layout.axes):

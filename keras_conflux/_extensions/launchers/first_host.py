@@ -1,11 +1,8 @@
 """Processes that know the host of process 0, and nobody else's address.
 
-All derive one port from a number of the training. Each process introduces
-itself to process 0 there, which tells all from which hosts they have come. The
+All meet there, at a port that is derived from a number of the training. The
 processes of a host listen at this port and those after it, in the order of
-their ranks, and process 0 is met at the first one before TensorFlow takes that.
-Trainings that share a host have other numbers, and so other ports. CONFLUX_PORT
-chooses another one.
+their ranks. CONFLUX_PORT chooses another one.
 """
 
 import contextlib
@@ -27,10 +24,7 @@ _SLOTS = (32768 - _FIRST_PORT) // _PORTS
 def hosts_of_all(
     first: str, port: int, rank: int, count: int, seconds: float
 ) -> list[str]:
-    """Returns the host of each process. All call it in so many seconds.
-
-    The port is free at the host of the first process.
-    """
+    """Returns the host of each process. All call it in so many seconds."""
     host = f"[{first}]" if ":" in first else first
     hosts, wrong = roll_call.hosts_of_all(
         f"{host}:{port}", rank, count, seconds

@@ -46,11 +46,7 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
 def _all_addresses(
     addresses: Sequence[str], count: int | None
 ) -> tuple[str, ...]:
-    """Returns one address per process.
-
-    One address for several processes means this port of its host, and the ports
-    after it.
-    """
+    """Returns one address per process; one may stand for ports of a host."""
     if count is None or len(addresses) == count:
         return tuple(addresses)
     if len(addresses) == 1 and count > 1:

@@ -1,9 +1,7 @@
 """Processes that `srun` has started as the tasks of one step.
 
-TensorFlow's `SlurmClusterResolver` is not used, as it sets
-CUDA_VISIBLE_DEVICES, and sorts the nodes by name, while Slurm numbers the tasks
-in its own order. Only the first node of its list is read, where task 0 runs:
-the tasks tell it where they are.
+Only the first node of the list is read, where task 0 runs: the tasks tell it
+where they are.
 """
 
 import re

@@ -34,10 +34,7 @@ def bytes_of_failed_program(error: BaseException) -> int | None:
 def bytes_of_program(
     function: Callable, signature: Sequence[tf.TensorSpec], device: str
 ) -> int | None:
-    """Returns the memory of a program on tensors, besides its arguments.
-
-    It is compiled for a device, and does not run. XLA may not say it.
-    """
+    """Returns what a compiled program needs besides its arguments, if known."""
     traced: Any = tf.function(function, jit_compile=True, autograph=False)
     compiled = traced.experimental_get_compiler_ir(*signature)
     with warnings.catch_warnings():

@@ -30,11 +30,7 @@ def install() -> None:
 
 
 def explain(error: BaseException, model: Any, keeps_activations: bool) -> None:
-    """Adds a note to an error of a step if it is one of memory.
-
-    There is no model where the step is a function of the user's own. A graph
-    that may have gradients keeps activations.
-    """
+    """Adds a note to an error of memory, of a step with a model or without."""
     if not isinstance(error, tf.errors.ResourceExhaustedError):
         return
     found = None

@@ -23,10 +23,7 @@ that are whole, and batches are moved while a step runs."""
 def turns_that_fit(
     activations: int, gradients: int, variables: int, limit: int
 ) -> int | None:
-    """Returns the least power of two of microbatches that fit, if any do.
-
-    They divide the bytes of activations, and add up sums of gradients.
-    """
+    """Returns the least power of two of microbatches that fit, if any do."""
     room = int(_USED * limit) - variables
     if activations <= room:
         return 1
@@ -38,10 +35,7 @@ def turns_that_fit(
 def bytes_of_step(
     model: keras.Model, batch: Tree, devices: int, device: str
 ) -> int | None:
-    """Returns the bytes of a step on each of so many devices, if known.
-
-    Variables do not count. The batch may be of specs.
-    """
+    """Returns the bytes of a step on each device, without its variables."""
     specs = trees.map_leaves(lambda leaf: _spec(leaf, devices), batch)
     trained = model.trainable_variables
     ids = {id(variable) for variable in trained}

@@ -51,10 +51,7 @@ def size_of(variable: Any) -> int:
 
 
 def optimizers_of(model: keras.Model) -> list[Held] | None:
-    """Returns the variables of a model's optimizers, once they are built.
-
-    `None` if nobody can tell yet.
-    """
+    """Returns the variables of a model's optimizers, if they are known."""
     optimizers = [
         each
         for each in state.stateful_objects(model)

@@ -144,26 +144,26 @@ class _Skipping:
 
 def _without_collectives(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Makes `fn` raise while it is traced if it makes a collective call."""
-    calls = tf.autograph.experimental.do_not_convert(_calls)
-    refuse = tf.autograph.experimental.do_not_convert(_refuse)
 
     # Graph code like `fn`, as AutoGraph goes from one to the other.
     def one_replica(*args: Any, **kwargs: Any) -> Any:
-        before = calls()
+        before = _calls()
         result = fn(*args, **kwargs)
-        if calls() > before:
-            refuse(fn.__qualname__)
+        if _calls() > before:
+            _refuse(fn.__qualname__)
         return result
 
     one_replica.__qualname__ = fn.__qualname__
     return one_replica
 
 
+@tf.autograph.experimental.do_not_convert
 def _calls() -> int:
     strategy = tf.distribute.get_strategy()
     return strategy.communicator.calls(replica_index())
 
 
+@tf.autograph.experimental.do_not_convert
 def _refuse(name: str) -> None:
     raise ValueError(
         f"{name} makes a collective call, such as `allreduce`. If a replica "

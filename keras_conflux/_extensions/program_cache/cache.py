@@ -12,14 +12,10 @@ from collections.abc import MutableMapping
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.program_cache import exchange_folder
 from keras_conflux._extensions.program_cache import store
-from keras_conflux._extensions.program_cache.exchange_folder import (
-    ExchangeFolder,
-)
 from keras_conflux._extensions.program_cache.store import Store
 
 _FILES_OF_A_PROGRAM = 32
-"""How many files of one program are kept: of all replicas, and of the versions
-of the program before its code was changed."""
+"""How many are kept: of all replicas, and of former versions of its code."""
 
 _log = logging.getLogger("keras_conflux")
 
@@ -31,7 +27,7 @@ class ProgramCache:
     kind: str
     root: pathlib.Path
     _store: Store
-    exchange: ExchangeFolder
+    exchange: exchange_folder.ExchangeFolder
     _environ: MutableMapping[str, str]
 
     def __str__(self) -> str:
@@ -75,18 +71,16 @@ class ProgramCache:
         self._store.keep_newest(_kind(program), 0)
 
     def _keep(self, kind: str, files: set[pathlib.Path]) -> None:
-        for file in files:
-            try:
+        try:
+            for file in files:
                 self._store.add(kind, file)
                 file.unlink()
-            except OSError as error:
-                _log.warning(
-                    "XLA's programs could not be kept for the next "
-                    "start in %s: %s",
-                    self._store.folder,
-                    error.strerror or error,
-                )
-                return
+        except OSError as error:
+            _log.warning(
+                "XLA's programs could not be kept for the next start in %s: %s",
+                self._store.folder,
+                error.strerror or error,
+            )
 
 
 def _told(is_stored: bool, compiled: int) -> str:

@@ -79,9 +79,8 @@ class CachedProgram:
 
 def _comes_from_the_program(error: tf.errors.OpError) -> bool:
     """Whether it would be raised without anything that is stored, too."""
-    is_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
     return (
-        is_of_memory
+        isinstance(error, tf.errors.ResourceExhaustedError)
         or lost_values.are_missing(error)
         or error_texts.is_of_operations(error)
     )

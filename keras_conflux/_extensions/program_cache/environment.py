@@ -116,9 +116,7 @@ def _in_files(folder: pathlib.Path) -> tuple[set[str], str]:
     models = {*re.findall(r"^Model:\s*(.+?)\s*$", "\n".join(told), re.M)}
     version = folder / "version"
     lines = version.read_text().splitlines() if version.is_file() else []
-    if not lines:
-        return set(), ""
-    return models, lines[0]
+    return (models, lines[0]) if lines else (set(), "")
 
 
 def _by_nvidia_smi() -> tuple[set[str], str]:

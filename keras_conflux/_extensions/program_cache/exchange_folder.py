@@ -26,7 +26,6 @@ _PREFIX = "--tf_xla_persistent_cache_prefix=keras_conflux"
 _DEVICE_TYPES = "--tf_xla_persistent_cache_device_types"
 _PROGRAMS = "--tf_xla_persistent_cache_directory"
 _OURS = re.compile(rf' ?{_PREFIX} {_DEVICE_TYPES}=\w+ {_PROGRAMS}="[^"]*"')
-_ABANDONED_SECONDS = 24 * 3600
 
 
 class ExchangeFolder:
@@ -72,7 +71,7 @@ class ExchangeFolder:
 
 def _remove_abandoned() -> None:
     """Removes the folders of processes that were killed."""
-    abandoned = time.time() - _ABANDONED_SECONDS
+    abandoned = time.time() - folders.ABANDONED_SECONDS
     for path in pathlib.Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError):
             found = path.lstat()

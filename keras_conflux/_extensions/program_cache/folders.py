@@ -15,6 +15,9 @@ _OWN = "keras_conflux"
 MINIMUM_FREE = 2**30
 """How many bytes must be free. A program takes tens of megabytes."""
 
+ABANDONED_SECONDS = 24 * 3600
+"""After this time nobody writes any more to a file that is not whole."""
+
 
 class CacheUnavailable(Exception):
     """Programs cannot be kept here, or are not to be, as is expected."""

@@ -14,9 +14,6 @@ from keras_conflux._extensions.program_cache import environment
 from keras_conflux._extensions.program_cache import exchange_folder
 from keras_conflux._extensions.program_cache import folders
 from keras_conflux._extensions.program_cache.cache import ProgramCache
-from keras_conflux._extensions.program_cache.exchange_folder import (
-    ExchangeFolder,
-)
 from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 from keras_conflux._extensions.program_cache.store import Store
 
@@ -77,7 +74,7 @@ def _made(
     for folder in (root, here):
         folders.make_private(folder)
     folders.assert_room(here)
-    exchange = ExchangeFolder()
+    exchange = exchange_folder.ExchangeFolder()
     kind = "GPU" if "GPU" in hardware else "CPU"
     exchange_folder.set_flags(environ, exchange.folder, kind)
     return ProgramCache(kind, root, Store(here), exchange, environ)

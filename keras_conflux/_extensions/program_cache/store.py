@@ -1,7 +1,6 @@
 """The files on disk, with a digest of their content in their names.
 
-Files with other names stay, and links are not followed. A file gets its name
-when it is whole, so processes may write at once, or be killed.
+A file gets its name when it is whole. Files with other names stay.
 """
 
 import contextlib
@@ -14,11 +13,10 @@ import stat
 import tempfile
 import time
 
+from keras_conflux._extensions.program_cache import folders
+
 SIZE_LIMIT = 2 * 2**30
 """How many bytes the files of all stores have together at most."""
-
-_ABANDONED_SECONDS = 24 * 3600
-"""After this time nobody writes any more to a file that is not whole."""
 
 _UNFINISHED = ".keras_conflux_unfinished-"
 _NAME = re.compile(rf"(?P<name>.+)\.[0-9a-f]{{40}}|{re.escape(_UNFINISHED)}\w+")
@@ -46,9 +44,7 @@ class Store:
         content = file.read_bytes()
         folder = self.folder / kind
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, unfinished = tempfile.mkstemp(
-            dir=folder, prefix=_UNFINISHED
-        )
+        descriptor, unfinished = tempfile.mkstemp("", _UNFINISHED, folder)
         try:
             with open(descriptor, "wb") as copy:
                 copy.write(content)
@@ -71,16 +67,13 @@ class Store:
 
     def _stored(self, kind: str) -> list[pathlib.Path]:
         """Returns the files of a kind that are not being written."""
-        return [
-            path
-            for path in _by_age(self.folder / kind)
-            if not path.name.startswith(_UNFINISHED)
-        ]
+        found = _by_age(self.folder / kind)
+        return [x for x in found if not x.name.startswith(_UNFINISHED)]
 
 
 def prune(folder: pathlib.Path, limit: int = SIZE_LIMIT) -> None:
     """Deletes the oldest files until the others have so many bytes."""
-    abandoned = time.time() - _ABANDONED_SECONDS
+    abandoned = time.time() - folders.ABANDONED_SECONDS
     total = 0
     for path, found in reversed(_by_age(folder).items()):
         total += found.st_size

@@ -21,10 +21,7 @@ def install() -> None:
 
 
 def tell(name: str, measured: Measurements) -> None:
-    """Logs a warning if the data of a call of `fit` has limited its speed.
-
-    The time in which programs are compiled does not count.
-    """
+    """Logs a warning if the data of a call of `fit` has limited its speed."""
     global _has_told
     waited = measured.waited_in_call
     total = waited + measured.busy_in_call
