@@ -26,9 +26,9 @@ class ProgramCache:
 
     kind: str
     root: pathlib.Path
-    _store: Store
+    store: Store
     exchange: exchange_folder.ExchangeFolder
-    _environ: MutableMapping[str, str]
+    environ: MutableMapping[str, str]
 
     def __str__(self) -> str:
         size = store.size(self.root) / 2**20
@@ -43,7 +43,7 @@ class ProgramCache:
         """
         exchange, kind = self.exchange, _kind(program)
         exchange.assert_usable()
-        stored = self._store.files(kind)
+        stored = self.store.files(kind)
         # Files that lie there now were compiled without this package.
         others = set(exchange.written())
         exchange.link(stored)
@@ -55,30 +55,30 @@ class ProgramCache:
                 "%s: %s %s; its first execution took %.1f s",
                 name,
                 _told(bool(stored), compiled),
-                self._store.folder,
+                self.store.folder,
                 time.monotonic() - began,
             )
         finally:
             # XLA has read them by now.
-            exchange_folder.remove_flags(self._environ)
+            exchange_folder.remove_flags(self.environ)
             exchange.unlink(stored)
             self._keep(kind, set(exchange.written()) - others)
-            self._store.keep_newest(kind, _FILES_OF_A_PROGRAM)
+            self.store.keep_newest(kind, _FILES_OF_A_PROGRAM)
             store.prune(self.root)
 
     def forget(self, program: str) -> None:
         """Deletes all that is stored of a program, which cannot be loaded."""
-        self._store.keep_newest(_kind(program), 0)
+        self.store.keep_newest(_kind(program), 0)
 
     def _keep(self, kind: str, files: set[pathlib.Path]) -> None:
         try:
             for file in files:
-                self._store.add(kind, file)
+                self.store.add(kind, file)
                 file.unlink()
         except OSError as error:
             _log.warning(
                 "XLA's programs could not be kept for the next start in %s: %s",
-                self._store.folder,
+                self.store.folder,
                 error.strerror or error,
             )
 
