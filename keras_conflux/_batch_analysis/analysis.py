@@ -24,9 +24,6 @@ from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import walks
 
-CHANGES = ("AssignAdd", "AssignSub", "ResourceScatter")
-"""The operations by which optimizers change a variable in place."""
-
 
 class KindInference:
     """The kinds of the tensors of one replica's step.
@@ -169,12 +166,6 @@ class KindInference:
         values = self._all_written(handle)
         return {self._graphs[id(value.graph)].of(value) for value in values}
 
-    def value_behind(self, tensor: tf.Tensor) -> tf.Tensor | None:
-        """Returns the value written to a variable before it was read."""
-        if bodies.is_eager(tensor):
-            return None
-        return self._read(tensor.graph).aliases.get(id(tensor))
-
     def turns_alike(self, loop: tf.Operation) -> bool:
         """Whether a loop has as many turns on each replica."""
         inputs = [self.of(tensor) for tensor in loop.inputs]
@@ -248,8 +239,6 @@ class _GraphReader:
         self._position = 0
         self._kinds: dict[str, Kind] = {}
         self.writes: dict[int, list[tf.Tensor]] = {}
-        self.aliases: dict[int, tf.Tensor] = {}
-        self._changed: set[int] = set()
         self._held = dict(self._around)
 
     def of(self, tensor: tf.Tensor) -> Kind:
@@ -289,10 +278,7 @@ class _GraphReader:
         if kind == "AssignVariableOp":
             handle = self._outermost(operation.inputs[0])
             self.writes.setdefault(id(handle), []).append(operation.inputs[1])
-            self._changed.discard(id(handle))
             self._held.pop(id(handle), None)
-        elif kind.startswith(CHANGES):
-            self._changed.add(id(self._outermost(operation.inputs[0])))
         inputs = [self._of_input(tensor) for tensor in operation.inputs]
         self._note_changed(operation)
         return rules.kinds_of_outputs(operation, inputs, self._all.marked)
@@ -333,11 +319,7 @@ class _GraphReader:
         if id(handle) in self._held:
             return self._held[id(handle)]
         if self.writes.get(id(handle)):
-            value = self.writes[id(handle)][-1]
-            if id(handle) in self._changed and self.of(value) == EQUAL:
-                return EQUAL  # as an optimizer has changed it on all replicas
-            self.aliases[id(operation.outputs[0])] = value
-            return self.of(value)
+            return self.of(self.writes[id(handle)][-1])
         return self.of(operation.inputs[0])
 
     def _of_placeholder(self, placeholder: tf.Tensor) -> Kind:

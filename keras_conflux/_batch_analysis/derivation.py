@@ -41,17 +41,12 @@ class Derivation:
         result: The computed tensor.
         sources: By their ids, the known tensors.
         operations: The operations between, in the order of their computation.
-        written: By the ids of tensors that a step has read from variables, the
-            values that it had written to them before.
-        reads: By the same ids, the tensors that it has read.
         outside: By the ids of an inner graph's captures, the tensors outside.
     """
 
     result: tf.Tensor
     sources: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     operations: list[tf.Operation] = dataclasses.field(default_factory=list)
-    written: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
-    reads: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     outside: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     def recomputed(
@@ -63,28 +58,21 @@ class Derivation:
 
         Computed values are added to `known`.
         """
-        found = _Known(known, self)
+        found = _Known(known, self.outside)
         copy = functools.partial(rewriting.copied, gradient=gradient)
         rewriting.copy_region(self.operations, found, copy)
         return found[id(self.result)]
 
 
 class _Known(collections.ChainMap[int, tf.Tensor]):
-    """Values by id; for a read from a variable, the written value.
+    """Values by id; for an inner graph's capture, the value outside."""
 
-    No gradient flows from there into the written value.
-    """
-
-    def __init__(self, known: Any, derivation: Derivation) -> None:
+    def __init__(self, known: Any, outside: dict[int, tf.Tensor]) -> None:
         super().__init__(known)
-        self._derivation = derivation
+        self._outside = outside
 
     def __missing__(self, key: int) -> tf.Tensor:
-        derivation = self._derivation
-        if key in derivation.written:
-            self[key] = tf.stop_gradient(self[id(derivation.written[key])])
-        else:
-            self[key] = self[id(derivation.outside[key])]
+        self[key] = self[id(self._outside[key])]
         return self[key]
 
 
@@ -107,12 +95,6 @@ def derivation_of(
         tensor = waiting[-1]
         if id(tensor) in known:
             waiting.pop()
-            continue
-        behind = kinds.value_behind(tensor)
-        if behind is not None:
-            found.written[id(tensor)] = behind
-            found.reads[id(tensor)] = tensor
-            waiting[-1] = behind
             continue
         if id(tensor) in made and kinds.marked(tensor) is not None:
             raise NotDerivable(tensor.op.name)

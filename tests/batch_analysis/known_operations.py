@@ -32,7 +32,6 @@ from traced_operations import Trace
 from traced_operations import Values
 from traced_operations import traced
 
-from keras_conflux._batch_analysis import analysis
 from keras_conflux._batch_analysis import rules
 from keras_conflux._graphs import effects
 from keras_conflux._graphs.bodies import BRANCHES
@@ -79,7 +78,7 @@ def status_of(kind: str) -> str:
     reads = effects.of_type(kind) is effects.Effect.READS
     if reads or kind in rules.CODE | {*COLLECTIVES}:
         return "`rules.py`"
-    if kind in _READ or kind.startswith(analysis.CHANGES):
+    if kind in _READ:
         return "`analysis.py`"
     definition = tf.Graph().op_def_for_type(kind)
     if not definition.output_arg:

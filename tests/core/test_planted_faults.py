@@ -26,6 +26,7 @@ import test_global_batch
 import test_graph_in_turns
 import test_layer_state
 import test_microbatches
+import test_moving_averages
 import test_random_draws
 import test_stand_ins
 import test_synchronization
@@ -262,6 +263,9 @@ TESTS = {
     "loss that is a mean": _loss("mean"),
     "loss that is a ratio": _loss("ratio of sums"),
     "loss that compares samples": _loss("contrastive of two kinds"),
+    "statistics of a replica": (
+        test_moving_averages.test_statistics_of_a_replicas_own_samples_are_averaged
+    ),
     "state that is a sum": _state(test_global_batch._sum_by_assign),
     "state that is a codebook": _state(test_global_batch._codebook),
     "state that is a queue": _state(test_global_batch._queue),
@@ -633,7 +637,7 @@ FAULTS = [
     Fault(
         "moving averages are not averaged over the replicas",
         {"average": lambda *_: None},
-        ("moving average of a layer",),
+        ("statistics of a replica",),
     ),
     Fault(
         "moving averages are averaged without weights",
@@ -642,7 +646,7 @@ FAULTS = [
                 weights, _equal_weight()
             )
         },
-        ("moving average of a layer",),
+        ("statistics of a replica",),
     ),
     Fault(
         "what layers write is not noticed",

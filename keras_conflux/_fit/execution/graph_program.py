@@ -83,7 +83,7 @@ class GraphProgram(StepPrograms):
                 each[index],
                 turns=self._turns,
             )
-            self._step.after_steps(fractions[index])
+            self._step.after_steps()
             outputs[index] = self._watchdog.mark_end(index, output)
 
         self._strategy.run(one_replica)

@@ -30,8 +30,11 @@ from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import common_program
 from keras_conflux._replication import common_state
+from keras_conflux._replication import state
 from keras_conflux._replication import steps
+from keras_conflux._replication import sums
 from keras_conflux._replication.common_program import CommonProgram
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
@@ -132,12 +135,12 @@ class ReplicaStep:
         step.turns = None  # operations traced after steps run once
         return output
 
-    def after_steps(self, fraction: Any) -> None:
-        """Does the work that is due once after many steps."""
-        step = self._steps[replica_index()]
-        with steps.entered(step):
-            for each in self._exits(step):
-                each.after_steps(fraction)
+    def after_steps(self) -> None:
+        """Gives all processes the sums of metrics, once after many steps."""
+        if process_count() > 1:
+            found = map(state.backing, state.sums_of(self._model))
+            with steps.entered(self._steps[replica_index()]):
+                sums.add_up([*found], replica_collectives())
 
     def raise_if_retrace_needed(self) -> None:
         """Raises `TraceAgain` if the traces of all replicas were in vain."""

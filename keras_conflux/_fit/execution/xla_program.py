@@ -152,25 +152,20 @@ class XlaProgram(StepPrograms):
         """
         count = self._communicator.size
 
-        def fraction() -> tf.Tensor:
-            return batch_fractions([1] * count)[0]
-
         def place() -> Place:  # shards are even
             return Place(1, tf.cast(rank_as_tensor(), tf.uint64), count)
 
         def one_step(*leaves: Any) -> Tree:
             return self._step.on_replica(
                 trees.refill(shard_spec, leaves),
-                fraction(),
+                batch_fractions([1] * count)[0],
                 place,
                 size=None,
                 compiled=CompiledStep(shapes, self._ranks),
                 turns=self._turns,
             )
 
-        def after_steps() -> None:
-            self._step.after_steps(fraction())
-
+        after_steps = self._step.after_steps
         return _compiled(one_step, after_steps, shard_spec, limit)
 
 

@@ -73,9 +73,6 @@ class Exit(Part):
     def report(self, findings: TraceFindings) -> None:
         """Adds reasons against the trace."""
 
-    def after_steps(self, fraction: Any) -> None:
-        """Does the work that is due once after many steps."""
-
     def merge(self, merged: Merged) -> None:
         """Merges the values of all replicas, outside of them."""
 

@@ -110,8 +110,8 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     Gradients pass to the contributions of all replicas' samples.
 
     Raises:
-        NotDerivable: If it cannot be computed, or has been read from a variable
-            after a write, or is made in a loop, which gradients do not pass.
+        NotDerivable: If it cannot be computed, or is made in a loop, which
+            gradients do not pass.
         NotImplementedError: If a tangent would have to pass it.
     """
     found = derivation_of(tensor, step.kinds)
@@ -120,7 +120,7 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
         bodies.is_or_runs(operation, lambda each: each.type in bodies.LOOPS)
         for operation in found.operations
     )
-    if found.written or is_complex or loops:
+    if is_complex or loops:
         raise NotDerivable(tensor.name)
     if tensorflow_tracing.has_tangents([*found.sources.values()]):
         raise NotImplementedError(

@@ -1,8 +1,6 @@
-"""Writes that wait for others': the sums of metrics, and moving averages.
+"""Writes to the sums of metrics, whose copies add up to the value.
 
-The copies of a sum add up to its value. While steps run, each replica counts
-its own samples. The copies of a moving average of means are averaged once
-after many steps.
+While steps run, each replica counts its own samples.
 """
 
 from typing import Any
@@ -19,7 +17,6 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.global_values import global_values
-from keras_conflux._graphs import bodies
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
 from keras_conflux._replication import state
@@ -176,65 +173,6 @@ def handles_of_sums(model: keras.Model) -> list[Any]:
     return [*map(handle_of_copy, state.sums_of(model))]
 
 
-def is_moving_average(
-    variable: keras.Variable, step: Step, of_own_samples: bool
-) -> bool:
-    """Whether a replica's step uses a variable in this way alone.
-
-    Ask once the step is traced, before anything is done with the variable.
-    """
-    copy = state.copies(variable)[replica_index()]
-    uses = resources.uses_of(copy)
-    if [op.type for op in uses] != ["ReadVariableOp", "AssignVariableOp"]:
-        return False
-    read, write = uses
-    value = write.inputs[1]
-    if not _adds_to_scaled(value, variable):
-        return False
-    if not of_own_samples and not _adds_mean(value, step):
-        return False
-    scaled = _only_user(read)
-    return (
-        scaled is not None
-        and _only_user(scaled) is value.op
-        and _only_user(value.op) is write
-    )
-
-
-def averages(value: tf.Tensor, variable: keras.Variable, step: Step) -> bool:
-    """Whether a value is a variable's old one, times a constant, and a mean.
-
-    The mean of the replicas' values is then one device's value.
-    """
-    return _adds_to_scaled(value, variable) and _adds_mean(value, step)
-
-
-def _adds_to_scaled(value: tf.Tensor, variable: keras.Variable) -> bool:
-    if value.op.type != "AddV2":
-        return False
-    scaled = [
-        term.op
-        for term in value.op.inputs
-        if term.op.type == "Mul"
-        and any(tf.get_static_value(x) is not None for x in term.op.inputs)
-    ]
-    return any(_reads(each, variable) for each in scaled)
-
-
-def _adds_mean(value: tf.Tensor, step: Step) -> bool:
-    roles = {step.kinds.of(term).role for term in value.op.inputs}
-    return roles <= {Role.EQUAL, Role.MEAN}
-
-
-def _reads(operation: tf.Operation, variable: keras.Variable) -> bool:
-    handle = handle_of_copy(variable)
-    return any(
-        each.op.type == "ReadVariableOp"
-        and bodies.outermost(each.op.inputs[0], each.graph) is handle
-        for each in operation.inputs
-    )
-
-
 def is_computed_from(value: Any, variable: keras.Variable) -> bool:
     """Whether a traced value depends on the old value of a replica's copy."""
     copies = state.copies(variable)
@@ -250,8 +188,3 @@ def handle_of_copy(variable: keras.Variable) -> Any:
     copies = state.copies(variable)
     copy = copies[replica_index() if len(copies) > 1 else 0]
     return copy.handle
-
-
-def _only_user(operation: tf.Operation) -> tf.Operation | None:
-    users = operation.outputs[0].consumers()
-    return users[0] if len(users) == 1 else None

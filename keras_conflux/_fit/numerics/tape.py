@@ -269,7 +269,7 @@ def _through_reductions(
     everywhere = recomputed(found, known, step)
     entries = {
         key: entry
-        for key, entry in (found.sources | found.reads).items()
+        for key, entry in found.sources.items()
         if entry.dtype.is_floating
     }
     keys = [
@@ -285,13 +285,8 @@ def _through_reductions(
     seeded: _Seeded = []
     for key, slope in zip(keys, slopes, strict=True):
         source = entries[key]
-        if slope is None:
-            continue
-        if key in found.reads:  # one device reads a value equal everywhere
-            slope *= tf.cast(step.batch_fraction, slope.dtype)
-        else:
-            slope = own_slope(source, slope, step)
-        seeded.append((source, slope))
+        if slope is not None:
+            seeded.append((source, own_slope(source, slope, step)))
     return seeded or [(target, tf.zeros_like(target))]
 
 

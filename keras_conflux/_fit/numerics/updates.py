@@ -24,7 +24,6 @@ from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.sparse_gradients import each_once
-from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
@@ -66,7 +65,6 @@ def apply(
     if step is not None and step.batch_fraction is not None:
         accumulating = _accumulates(optimizer)
         Choices.of(step).note(f"applies the optimizer {optimizer.name!r}")
-        Writes.of(step).make_global_before_update(given or [])
         trained = given
         if accumulating and given is None:
             trained = keras_optimizers.trained_by(optimizer)

@@ -17,7 +17,6 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import Role
-from keras_conflux._cluster.processes import process_count
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
@@ -29,7 +28,6 @@ from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.late_writes import is_counter
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
-from keras_conflux._replication import sums
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import is_replicated
@@ -82,7 +80,6 @@ class Writes(Exit):
         self._by_program: dict[int, keras.Variable] = {}
         self._is_of_package = False
         self._before: dict[int, Any] = {}
-        self._moving_averages: list[keras.Variable] = []
         self._own_statistics: set[int] = set()
         self._untracked: dict[int, keras.Variable] = {}
         self._counted: str | None = None
@@ -193,29 +190,11 @@ class Writes(Exit):
                 self._before[id(variable)] = variable.value + 0
         return value
 
-    def make_global_before_update(self, variables: list[Any]) -> None:
-        """Makes values that a step has set equal to one device's.
-
-        To be called before an optimizer adds to it.
-        """
-        for weight in variables:
-            if id(weight) not in self._all:
-                continue
-            values, traced_here = self._values(weight)
-            if not values or not traced_here:
-                continue
-            if self.step.kinds.of(values[-1]) == EQUAL:
-                continue
-            # If it cannot be computed, they are averaged at the step's end.
-            with contextlib.suppress(NotDerivable):
-                weight.assign(global_values(values[-1:], self.step)[0])
-
     def end(self, output: Tree) -> Tree:
         """Makes the values that a step has written equal on all replicas.
 
         A value that no sample has touched is equal already. Others are computed
-        as one device would compute them. Moving averages are left for
-        `after_steps`. See `Exit`.
+        as one device would compute them, or are averaged. See `Exit`.
         """
         self._is_of_package = True
         if replica_collectives().count > 1:
@@ -236,9 +215,7 @@ class Writes(Exit):
             if self._are_equal(values, traced_here):
                 continue
             own = id(weight) in self._own_statistics
-            if late_writes.is_moving_average(weight, self.step, own):
-                self._moving_averages.append(weight)
-            elif values and traced_here:
+            if values and traced_here and not own:
                 exact.append((weight, values[-1]))
             else:
                 if values and not self._are_averaged_well(weight, values):
@@ -324,21 +301,11 @@ class Writes(Exit):
         for weight, value in zip(others, firsts, strict=True):
             weight.assign(value)
 
-    def after_steps(self, fraction: Any) -> None:
-        """Makes moving averages equal on all replicas. See `Exit`."""
-        _average(self._moving_averages, fraction)
-        if process_count() > 1:
-            found = map(state.backing, state.sums_of(self.step.model))
-            sums.add_up([*found], replica_collectives())
-
 
 def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
     """Returns the value that one device would write, if it is shown here."""
     value = keras_variables.as_tensor(value, variable.dtype)
     if step.kinds.of(value) == EQUAL:
-        return value
-    is_late = late_writes.averages(value, variable, step)
-    if is_late and step.turns is None:
         return value
     try:
         found = global_values([value], step)[0]
