@@ -166,14 +166,6 @@ def _each(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
     return inputs
 
 
-def _per_entry_with_attributes(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
-    """Follows a quantization, unless it looks for the largest entry."""
-    is_given = operation.get_attr("range_given")
-    return entry_by_entry(operation, inputs) if is_given else None
-
-
 RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of(
         "Abs Acos Acosh Angle ApproximateEqual AsString Asin Asinh Atan Atan2 "
@@ -215,13 +207,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Select": (_CHOICE, Rule(_of_one_rank, ROWS | SAME, ...)),
     "Bitcast": (Rule(_of_one_rank, ROWS),),
     "SelectV2": (_CHOICE, *ENTRY_BY_ENTRY),
-    **rules_of(
-        "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3",
-        Rule(_per_entry_with_attributes, ROWS, SAME, ...),
-    ),
-    "QuantizeAndDequantizeV4": (
-        Rule(_per_entry_with_attributes, ROWS, SAME, SAME),
-    ),
     "Neg": (Rule(like(0), LINEAR | ANY_ROWS),),
     "IdentityN": (Rule(_each, ~Form(0), ...),),
     "Cast": (

@@ -50,30 +50,12 @@ def on_last(count: int) -> Claim:
     return claim
 
 
-def _solved(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows solutions of the equations of each sample.
-
-    Matrices of fewer axes than the right sides would be repeated for these, so
-    that axes at the same place are not the same.
-    """
-    ranks = {x.shape.rank for x in operation.inputs}
-    if len(ranks) > 1 or len(rows_among(inputs)) < len(inputs):
-        return None
-    return on_last(2)(operation, inputs)
-
-
 def _one_hot(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     rank = operation.outputs[0].shape.rank
     if rank is None:
         return None
     new = operation.get_attr("axis") % rank
     return inputs[0].at(inputs[0].axis + (inputs[0].axis >= new))
-
-
-def _searched(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows the places of each sample's number among sorted ones."""
-    del operation
-    return inputs[1] if inputs[1].axis == 1 else None
 
 
 def _pad(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -131,7 +113,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
         "DrawBoundingBoxesV2 InTopKV2",
         Rule(_first_axis, ROWS, ROWS, Form.EQUAL),
     ),
-    "MaxPoolV2": (Rule(_first_axis, ROWS, Form.EQUAL, Form.EQUAL),),
     **rules_of(
         "Conv2DBackpropInput Conv3DBackpropInputV2 "
         "DepthwiseConv2dNativeBackpropInput",
@@ -146,9 +127,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Dilation2DBackpropInput": (Rule(_first_axis, ROWS, Form.EQUAL, ROWS),),
     "ImageProjectiveTransformV3": (
         Rule(_first_axis, ROWS, ROWS, Form.EQUAL, SAME),
-    ),
-    **rules_of(
-        "LowerBound UpperBound", Rule(_searched, Form.EQUAL, ROWS), _WITH_TWO
     ),
     "Cross": (Rule(on_last(1), ROWS, ROWS),),
     **rules_of("HSVToRGB MatrixDiag RGBToHSV", Rule(on_last(1), ROWS)),
@@ -168,12 +146,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         "SelfAdjointEigV2 Svd",
         Rule(on_last(2), ROWS),
     ),
-    "MatrixSetDiag": (Rule(on_last(2), ROWS, ROWS),),
-    **rules_of("MatrixSolve MatrixTriangularSolve", Rule(_solved, ROWS, ROWS)),
-    **rules_of(
-        "MatrixSetDiagV2 MatrixSetDiagV3",
-        Rule(on_last(2), ROWS, ROWS, Form.EQUAL),
-    ),
+    "MatrixSetDiagV3": (Rule(on_last(2), ROWS, ROWS, Form.EQUAL),),
     **rules_of("IRFFT2D RFFT2D", Rule(on_last(2), ROWS, Form.EQUAL)),
     **rules_of(
         "MatrixBandPart MatrixDiagPartV2 MatrixDiagPartV3",

@@ -19,7 +19,6 @@ from keras_conflux._batch_analysis.rule import Claim
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import always
 from keras_conflux._batch_analysis.rule import like
-from keras_conflux._batch_analysis.rule import rows_among
 from keras_conflux._batch_analysis.rule import rules_of
 from keras_conflux._batch_analysis.rule import shape_alone
 
@@ -116,10 +115,8 @@ def _normalized(
 def _biased(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows an operation by weights of each channel."""
     rank = operation.inputs[0].shape.rank
-    channels = -1
-    if operation.type != "BiasAddV1":
-        layout = operation.get_attr("data_format")
-        channels = 1 if layout.startswith(b"NC") else -1
+    layout = operation.get_attr("data_format")
+    channels = 1 if layout.startswith(b"NC") else -1
     is_apart = rank is not None and inputs[0].axis != channels % rank
     return inputs[0] if is_apart else None
 
@@ -175,24 +172,6 @@ def _scattered_sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return TOTAL if is_aligned else None
 
 
-def _counted(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows how often each number occurs, of all samples or in each."""
-    numbers, _, weights = inputs
-    of_rows = rows_among(inputs)
-    is_of_one = operation.inputs[2].shape.num_elements() != 0
-    if weights not in of_rows and is_of_one:
-        return None
-    if any(
-        kind.axis or kind.entries is not numbers.entries for kind in of_rows
-    ):
-        return None
-    rank = operation.inputs[0].shape.rank
-    if rank == 2:
-        return numbers
-    is_binary = operation.get_attr("binary_output")
-    return TOTAL if rank == 1 and not is_binary else None
-
-
 _EACH = Rule(_each_sample, ROWS, Form.EQUAL)
 _OF_PARTS = Rule(_each_sample, Form.DIVIDED, Form.EQUAL)
 _MOVED_SUMS = Rule(_entries_of_sums, LINEAR, Form.EQUAL, ...)
@@ -231,8 +210,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_normalized, ROWS, *[Form.EQUAL] * 4),
     ),
     "BiasAddGrad": (Rule(_sum_per_channel, ANY_ROWS),),
-    **rules_of(
-        "BiasAdd BiasAddV1",
+    "BiasAdd": (
         Rule(_biased, ROWS, SAME),
         Rule(
             shape_alone(_biased),
@@ -244,8 +222,5 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_grouped_sum, Form.ROWS, Form.ROWS, Form.EQUAL),
     ),
     "ScatterNd": (Rule(_scattered_sum, Form.ROWS, Form.ROWS, Form.EQUAL),),
-    "DenseBincount": (
-        Rule(_counted, Form.ROWS, Form.EQUAL, Form.ROWS | Form.EQUAL),
-    ),
     "HistogramFixedWidth": (Rule(always(TOTAL), ROWS, Form.EQUAL, Form.EQUAL),),
 }

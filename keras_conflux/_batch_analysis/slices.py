@@ -22,7 +22,6 @@ from keras_conflux._batch_analysis.rule import SAME
 from keras_conflux._batch_analysis.rule import STATISTIC
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import like
-from keras_conflux._batch_analysis.rule import shape_alone
 from keras_conflux._batch_analysis.rule import static_value
 
 
@@ -239,25 +238,6 @@ def _samples_at_places(
     return dataclasses.replace(places, are_positions=False)
 
 
-def _shape_of_entries(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
-    """Follows the shape of entries that samples take from other samples."""
-    if not _taken_part(operation).is_fully_defined():
-        return None
-    return shape_alone(_looked_up_entries)(operation, inputs)
-
-
-def _taken_part(operation: tf.Operation) -> tf.TensorShape:
-    """Returns the shape of the part that one index of `gather_nd` takes."""
-    indices = operation.inputs[1].shape
-    depth = indices[-1] if indices.rank else None
-    values = operation.inputs[0].shape
-    if depth is None or values.rank is None:
-        return tf.TensorShape([None])
-    return values[depth:]
-
-
 def _where(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the positions of true entries, some per sample."""
     kind = inputs[0]
@@ -341,7 +321,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "GatherNd": (
         Rule(_looked_up_entries, SAME, ROWS),
         Rule(_samples_at_places, Form.ROWS, Form.PLACES),
-        Rule(_shape_of_entries, _UNKNOWN_VALUES, ROWS),
     ),
     "ResourceGatherNd": (Rule(_looked_up_entries, Form.EQUAL, ROWS),),
     "Where": (Rule(_where, Form.ROWS),),
