@@ -210,7 +210,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Neg": (Rule(like(0), LINEAR | ANY_ROWS),),
     "IdentityN": (Rule(_each, ~Form(0), ...),),
     "Cast": (
-        Rule(_of_floats, LINEAR | Form.DIVIDED | Form.PLACES),
+        Rule(_of_floats, LINEAR | Form.DIVIDED),
         *ENTRY_BY_ENTRY,
     ),
 }

@@ -260,11 +260,11 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _SUMS,
     ),
     "ExpandDims": (
-        Rule(expand_dims, ANY_ROWS | Form.PLACES, Form.EQUAL),
+        Rule(expand_dims, ANY_ROWS, Form.EQUAL),
         _SUMS,
     ),
     "Squeeze": (
-        Rule(squeeze, ANY_ROWS | Form.PLACES),
+        Rule(squeeze, ANY_ROWS),
         Rule(like(0), LINEAR),
     ),
     "Reshape": (

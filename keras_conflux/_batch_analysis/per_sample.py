@@ -1,7 +1,5 @@
 """The kinds of the results of operations that treat each sample alone."""
 
-import dataclasses
-
 import tensorflow as tf
 
 from keras_conflux._batch_analysis.kinds import DERIVED
@@ -86,7 +84,7 @@ def _split_strings(
     if inputs[0].axis or inputs[0].entries is not Entries.ONE:
         return None
     words = inputs[0].with_entries(Entries.VARYING)
-    return [dataclasses.replace(words, are_positions=True), words, DERIVED]
+    return [DERIVED, words, DERIVED]
 
 
 _WITH_TWO = Rule(_first_axis, ROWS, ROWS)
