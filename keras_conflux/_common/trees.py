@@ -86,8 +86,14 @@ def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
     first = dict(with_paths(trees[0]))
     for index, tree in trees.items():
         other = dict(with_paths(tree))
-        _assert_leaves_of(first, other, 0, index, what)
-        _assert_leaves_of(other, first, index, 0, what)
+        for path in (*first, *other):
+            if path not in first or path not in other:
+                has, lacks = (0, index) if path in first else (index, 0)
+                raise ReplicaMismatchError(
+                    f"{what}: replica {has} has a leaf at {path}, replica "
+                    f"{lacks} has none there. Give every replica the same "
+                    "structure."
+                )
         for path, leaf in first.items():
             if not _leaves_alike(leaf, other[path]):
                 raise ReplicaMismatchError(
@@ -95,22 +101,6 @@ def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
                     f"replica {index} has {describe(other[path])}. "
                     f"{_advice(leaf, other[path])}"
                 )
-
-
-def _assert_leaves_of(
-    some: Mapping[str, Leaf],
-    others: Mapping[str, Leaf],
-    index: int,
-    other_index: int,
-    what: str,
-) -> None:
-    for path in some:
-        if path not in others:
-            raise ReplicaMismatchError(
-                f"{what}: replica {index} has a leaf at {path}, replica "
-                f"{other_index} has none there. Give every replica the same "
-                "structure."
-            )
 
 
 def _advice(one: Leaf, other: Leaf) -> str:
@@ -126,17 +116,13 @@ def _advice(one: Leaf, other: Leaf) -> str:
 
 
 def _leaves_alike(one: Leaf, other: Leaf) -> bool:
-    if (one is None) != (other is None):
-        return False
-    if one is None:
-        return True
-    sparse = isinstance(one, tf.IndexedSlices)
-    if sparse != isinstance(other, tf.IndexedSlices):
+    if one is None or other is None:
+        return one is other
+    is_sparse = isinstance(one, tf.IndexedSlices)
+    if is_sparse != isinstance(other, tf.IndexedSlices):
         return False
     if tf.as_dtype(one.dtype) != tf.as_dtype(other.dtype):
         return False
-    if sparse:
-        return True
-    return tf.TensorShape(one.shape).is_compatible_with(
+    return is_sparse or tf.TensorShape(one.shape).is_compatible_with(
         tf.TensorShape(other.shape)
     )

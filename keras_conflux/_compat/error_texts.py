@@ -7,14 +7,6 @@ import re
 
 import tensorflow as tf
 
-_COMPILER_WORDS = ("XLA", "compil")
-_CHECK_OF_COMPILER = "RET_CHECK failure (external/xla/xla/service/"
-"""XLA says so where one of its passes has made a program that is not valid."""
-_UNSUPPORTED = "Detected unsupported operations"
-_END_OF_ITERATOR = "End of sequence", "IteratorGetNext"
-_NO_MEMORY = "while trying to allocate"
-_DELETED = "referencing variables which have been deleted"
-
 _NOISE = re.compile(
     r"Graph execution error|Detected at node|File |\d+ root error|"
     r"Stack trace for|<stack traces|The op is created|tf2xla |$"
@@ -31,29 +23,31 @@ def is_of_compiler(error: tf.errors.OpError) -> bool:
     kinds = tf.errors.InvalidArgumentError | tf.errors.UnimplementedError
     text = str(error)
     if isinstance(error, tf.errors.InternalError):
-        return _CHECK_OF_COMPILER in text
-    return isinstance(error, kinds) and any(w in text for w in _COMPILER_WORDS)
+        # So XLA says where one of its passes has made a program that is wrong.
+        return "RET_CHECK failure (external/xla/xla/service/" in text
+    return isinstance(error, kinds) and ("XLA" in text or "compil" in text)
 
 
 def is_of_operations(error: tf.errors.OpError) -> bool:
     """Whether XLA says that it has not got an operation of a program."""
-    return _UNSUPPORTED in str(error)
+    return "Detected unsupported operations" in str(error)
 
 
 def is_of_a_full_device(error: BaseException) -> bool:
     """Whether XLA says that a program which begins to run gets no memory."""
     is_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
-    return is_of_memory and _NO_MEMORY in str(error)
+    return is_of_memory and "while trying to allocate" in str(error)
 
 
 def is_end_of_iterator(error: tf.errors.OpError) -> bool:
     """Whether an operation has drawn from an iterator at its end."""
-    return all(text in str(error) for text in _END_OF_ITERATOR)
+    text = str(error)
+    return "End of sequence" in text and "IteratorGetNext" in text
 
 
 def is_of_deleted_variables(error: AssertionError) -> bool:
     """Whether a traced function reads variables that are there no more."""
-    return _DELETED in str(error)
+    return "referencing variables which have been deleted" in str(error)
 
 
 def reason_of(error: tf.errors.OpError) -> str:

@@ -76,7 +76,7 @@ def state_of(owners: Iterable[Any]) -> dict[int, keras.Variable]:
         else:
             state = list(owner.variables)
             if isinstance(owner, keras.Model):
-                state += [*_metrics_variables(owner), *adopted_by(owner)]
+                state += [*_metrics_variables(owner), *_adopted.get(owner, [])]
         found.update((id(variable), variable) for variable in state)
     return found
 
@@ -96,11 +96,6 @@ _adopted: Any = weakref.WeakKeyDictionary()
 def adopt(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
     """Counts variables that only a model's steps know among its own."""
     _adopted.setdefault(model, []).extend(variables)
-
-
-def adopted_by(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables that a model has adopted."""
-    return _adopted.get(model, [])
 
 
 def assert_known(target: Any, call: str) -> None:

@@ -145,7 +145,8 @@ class Step:
         self, key: str, message: str, operation: tf.Operation | None = None
     ) -> None:
         """Warns, once of each `key`, of a difference to one device."""
-        if key not in self.warned and (self.turns or not _is_alone()):
+        count = tf.distribute.get_strategy().num_replicas_in_sync
+        if key not in self.warned and (self.turns or count > 1):
             self.warned.add(key)
             warn(f"{self.name}: {message}", operation)
 
@@ -160,15 +161,6 @@ class Part:
     def of(cls, step: Step) -> Self:
         """Returns this part of a step."""
         return step.part(cls)
-
-
-def _is_alone() -> bool:
-    """Whether this replica is the only one, of all processes."""
-    strategy = tf.distribute.get_strategy()
-    communicator = getattr(strategy, "communicator", None)
-    if communicator is None:
-        return strategy.num_replicas_in_sync == 1
-    return communicator.size == 1
 
 
 _local = threading.local()

@@ -245,14 +245,6 @@ def strategy_for(
     )
 
 
-def _strategy_of(distributed: Distributed) -> ReplicatedStrategy:
-    devices, names = distributed
-    if names is None:
-        return strategy_for(devices)
-    chosen = find_devices(devices)
-    return _strategies.get((chosen, names)) or LaidOutStrategy(chosen, names)
-
-
 def strategy_over(which: DevicesLike) -> ReplicatedStrategy:
     """Returns the current strategy if it is over these devices, or another."""
     chosen = find_devices(which)
@@ -299,7 +291,13 @@ def ask_for_distribution(
 def distribution_strategy() -> ReplicatedStrategy | None:
     """Returns the strategy over the devices of Keras' distribution, if set."""
     distributed = _distributions[-1]() if _distributions else None
-    return None if distributed is None else _strategy_of(distributed)
+    if distributed is None:
+        return None
+    chosen = find_devices(distributed.devices)
+    names = distributed.names
+    if names is None:
+        return strategy_for(chosen)
+    return _strategies.get((chosen, names)) or LaidOutStrategy(chosen, names)
 
 
 def current_strategy() -> ReplicatedStrategy:

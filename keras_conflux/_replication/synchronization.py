@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -201,7 +202,10 @@ def _first_difference(target: Any) -> str | None:
     if isinstance(target, Replicas):
         return _first_difference_of_trees(target)
     found = _mirrored(target, "in_sync")
-    difference = _first_difference_here(found)
+    difference = _difference(
+        (state.name_of(x), [copy.numpy() for copy in state.copies(x)])
+        for x in found
+    )
     if process_count() > 1:
         difference = _first_difference_anywhere(found, difference)
     if difference is None:
@@ -210,15 +214,6 @@ def _first_difference(target: Any) -> str | None:
         f"{difference} Copy one replica's values to all with "
         "`keras_conflux.synchronize`."
     )
-
-
-def _first_difference_here(variables: list[keras.Variable]) -> str | None:
-    for variable in variables:
-        copies = [copy.numpy() for copy in state.copies(variable)]
-        difference = _difference(state.name_of(variable), copies)
-        if difference is not None:
-            return difference
-    return None
 
 
 def _first_difference_anywhere(
@@ -250,26 +245,31 @@ def _first_difference_of_trees(replicas: Replicas[Any]) -> str | None:
         trees.assert_alike(dict(enumerate(tensors)), "assert_in_sync")
     except ReplicaMismatchError as error:
         return str(error)
-    for path, *leaves in zip(
+    pairs = zip(
         trees.paths(replicas[0]), *map(trees.flatten, tensors), strict=True
-    ):
-        if leaves[0] is None:
-            continue
-        difference = _difference(path, [leaf.numpy() for leaf in leaves])
-        if difference is not None:
-            return f"{difference} Reduce it with `keras_conflux.allreduce`."
-    return None
+    )
+    difference = _difference(
+        (path, [leaf.numpy() for leaf in leaves])
+        for path, *leaves in pairs
+        if leaves[0] is not None
+    )
+    if difference is None:
+        return None
+    return f"{difference} Reduce it with `keras_conflux.allreduce`."
 
 
-def _difference(name: str, copies: Sequence[np.ndarray]) -> str | None:
-    first, *others = copies
-    for index, other in enumerate(others, start=1):
-        if first.tobytes() != other.tobytes():
-            gap = np.abs(other.astype("float64") - first.astype("float64"))
-            return (
-                f"{name} differs between replica 0 and replica {index}, by up "
-                f"to {gap.max():.3g}."
-            )
+def _difference(
+    values: Iterable[tuple[str, Sequence[np.ndarray]]],
+) -> str | None:
+    """Describes the first value of which replicas have different copies."""
+    for name, (first, *others) in values:
+        for index, other in enumerate(others, start=1):
+            if first.tobytes() != other.tobytes():
+                gap = np.abs(other.astype("float64") - first.astype("float64"))
+                return (
+                    f"{name} differs between replica 0 and replica {index}, by "
+                    f"up to {gap.max():.3g}."
+                )
     return None
 
 
