@@ -14,7 +14,10 @@ _FRAMEWORK = "tensorflow.python.framework"
 _OPS = "tensorflow.python.ops"
 _XLA = "tensorflow.compiler.tf2xla.ops.gen_xla_ops:"
 _DISTRIBUTE = "tensorflow.python.distribute"
-_VARIABLE = f"{_DISTRIBUTE}.values:DistributedVariable"
+_VALUES = f"{_DISTRIBUTE}.values:"
+_VARIABLE = f"{_VALUES}DistributedVariable"
+_UTILITIES = f"{_DISTRIBUTE}.distribute_utils:"
+_DEPENDENCIES = f"{_FRAMEWORK}.auto_control_deps"
 _EXTENDED = f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended"
 _POLYMORPHIC = f"{_EAGER}.polymorphic_function"
 _FUNCTION = f"{_POLYMORPHIC}.polymorphic_function:Function"
@@ -75,7 +78,7 @@ OVERRIDDEN = (
     ),
     PrivateName(f"{_VARIABLE}._gather_saveables_for_checkpoint", "self"),
     PrivateName(
-        f"{_DISTRIBUTE}.values:DistributedVariable._get_replica",
+        f"{_VARIABLE}._get_replica",
         "self, replica_id",
     ),
     PrivateName(
@@ -147,10 +150,7 @@ READ = (
         mentions="capture, captures, control_outputs, internal_captures, "
         "outer_graph",
     ),
-    PrivateName(
-        f"{_FRAMEWORK}.auto_control_deps_utils:get_read_write_resource_inputs",
-        "op",
-    ),
+    PrivateName(f"{_DEPENDENCIES}_utils:get_read_write_resource_inputs", "op"),
     PrivateName(f"{_OPS}.resource_variable_ops:_UnreadVariable"),
     PrivateName(
         "tensorflow:compat.v1.VariableScope.set_caching_device",
@@ -165,15 +165,9 @@ READ = (
         "done, has_paused, main_result, merge_args, merge_kwargs, "
         "merge_result, should_run",
     ),
-    PrivateName(
-        f"{_DISTRIBUTE}.distribute_utils:regroup",
-        "values, wrap_class, always_wrap",
-    ),
-    PrivateName(
-        f"{_DISTRIBUTE}.distribute_utils:select_replica",
-        "replica_id, structured",
-    ),
-    PrivateName(f"{_DISTRIBUTE}.distribute_utils:caching_scope_local"),
+    PrivateName(f"{_UTILITIES}regroup", "values, wrap_class, always_wrap"),
+    PrivateName(f"{_UTILITIES}select_replica", "replica_id, structured"),
+    PrivateName(f"{_UTILITIES}caching_scope_local"),
     PrivateName(
         f"{_DISTRIBUTE}.shared_variable_creator:make_fn",
         "shared_variable_store, device_id",
@@ -212,12 +206,12 @@ READ = (
     ),
     PrivateName(_FUNCTION, mentions="_clone, _function_cache"),
     PrivateName(
-        f"{_FRAMEWORK}.auto_control_deps:AutomaticControlDependencies",
+        f"{_DEPENDENCIES}:AutomaticControlDependencies",
         mentions="_control_flow_context, experimental_acd_manager, "
         "run_independently",
     ),
-    PrivateName(f"{_FRAMEWORK}.auto_control_deps:op_is_stateful", "op"),
-    PrivateName(f"{_FRAMEWORK}.auto_control_deps:_get_resource_inputs", "op"),
+    PrivateName(f"{_DEPENDENCIES}:op_is_stateful", "op"),
+    PrivateName(f"{_DEPENDENCIES}:_get_resource_inputs", "op"),
     PrivateName(
         "tensorflow:Operation", mentions="_add_control_input, _update_input"
     ),
@@ -262,16 +256,11 @@ READ = (
         f"{_OPS}.handle_data_util:copy_handle_data", "source_t, target_t"
     ),
     PrivateName(
-        f"{_DISTRIBUTE}.values:DistributedValues._get_on_device_or_primary",
-        "self",
+        f"{_VALUES}DistributedValues._get_on_device_or_primary", "self"
     ),
-    PrivateName(f"{_DISTRIBUTE}.values:MirroredVariable"),
-    PrivateName(f"{_DISTRIBUTE}.values:SyncOnReadVariable"),
-    PrivateName(
-        f"{_DISTRIBUTE}.values:DistributedVariable.__init__",
-        None,
-        "_distributed_container",
-    ),
+    PrivateName(f"{_VALUES}MirroredVariable"),
+    PrivateName(f"{_VALUES}SyncOnReadVariable"),
+    PrivateName(f"{_VARIABLE}.__init__", None, "_distributed_container"),
     PrivateName(f"{_DISTRIBUTE}.values_util:get_current_replica_id_as_int", ""),
     PrivateName(
         f"{_POLYMORPHIC}.concrete_function:ConcreteFunction.__init__",
@@ -291,9 +280,7 @@ READ = (
         None,
         "_flat_output_types, _flat_output_shapes, _iterator_resource",
     ),
-    PrivateName(
-        f"{_DISTRIBUTE}.values:PerReplicaSpec.__init__", None, "_value_specs"
-    ),
+    PrivateName(f"{_VALUES}PerReplicaSpec.__init__", None, "_value_specs"),
 )
 """The names that are read or called, or on which attributes are set."""
 
