@@ -33,11 +33,11 @@ class Cluster:
                     f"the address {address!r}. Give processes on one host "
                     "different ports."
                 )
-        if self.index not in range(len(self.addresses)):
+        own, count = self.index, len(self.addresses)
+        if type(own) is not int or own not in range(count):
             raise ClusterError(
-                f"{self.source}: there are {len(self.addresses)} processes, "
-                f"so the index of this one is one of 0 to "
-                f"{len(self.addresses) - 1}. Got {self.index!r}."
+                f"{self.source}: there are {count} processes, so the index of "
+                f"this one is one of 0 to {count - 1}. Got {own!r}."
             )
 
 

@@ -96,10 +96,6 @@ def _from_arguments(
             'Expected addresses such as ["10.0.0.1:2222", "10.0.0.2:2222"]. '
             f"Got {addresses!r}."
         )
-    if index is not None and type(index) is not int:
-        raise ClusterError(
-            f"Expected the index of this process, from 0. Got {index!r}."
-        )
     if index is None and len(addresses) > 1:
         raise ClusterError(
             f"Got {len(addresses)} addresses, but no index. Give the index of "

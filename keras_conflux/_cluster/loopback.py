@@ -33,20 +33,17 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def close_to_other_hosts(address: str) -> bool:
-    """Closes this process' port to others. Returns whether it could."""
+def close_to_other_hosts(address: str) -> None:
+    """Closes this process' port to others, if it can."""
     _, port = split_address(address, "the address of this process")
-    closed = [bind_to_loopback(each) for each in _listening(port)]
-    return bool(closed) and all(closed)
+    for each in _listening(port):
+        bind_to_loopback(each)
 
 
-def bind_to_loopback(server: socket.socket) -> bool:
+def bind_to_loopback(server: socket.socket) -> None:
     """Lets a socket be reached through the loopback only, if it can."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         server.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _INTERFACE)
-    except (OSError, AttributeError):
-        return False
-    return True
 
 
 def _listening(port: int) -> Iterator[socket.socket]:

@@ -110,11 +110,9 @@ def _host(caller: Any) -> str:
 def _listening_at(address: str) -> socket.socket:
     """Returns a server at the port of an address, on all interfaces."""
     _, port = split_address(address, "the address of this process")
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True
-        )
-    return socket.create_server(("", port))
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=both)
 
 
 def _wait(

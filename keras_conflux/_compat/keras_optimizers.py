@@ -78,14 +78,9 @@ def applies_as_keras(optimizer: Any) -> bool:
     """Whether gradients reach Keras' own `apply` as they are given."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return all(
-        _defining_class(optimizer, name).__module__.startswith("keras.")
+        getattr(type(optimizer), name).__module__.startswith("keras.")
         for name in ("apply_gradients", "apply")
     ) and (inner is None or applies_as_keras(inner))
-
-
-def _defining_class(instance: Any, name: str) -> type:
-    """Returns the class whose method an instance has."""
-    return next(each for each in type(instance).__mro__ if name in vars(each))
 
 
 def _updates_as_one_of(optimizer: Any, classes: Sequence[type]) -> bool:

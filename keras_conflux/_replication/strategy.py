@@ -234,7 +234,6 @@ def strategy_for(
     cross_device_ops: Any = None,
 ) -> ReplicatedStrategy:
     """Returns the strategy over these devices, always the same object."""
-    check_options(shard, microbatches)
     chosen = find_devices(which)
     known = _strategies.get((chosen, shard, microbatches, cross_device_ops))
     return known or ReplicatedStrategy(
