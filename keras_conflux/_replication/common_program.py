@@ -54,18 +54,18 @@ class CommonProgram:
     def __init__(self, inputs: Any) -> None:
         self.inputs = inputs
         self.graph: Any = tf.compat.v1.get_default_graph()
-        self._begin = self._end = len(self.graph.get_operations())
+        self.begin = self.end = len(self.graph.get_operations())
         self._asked = tensorflow_tracing.ranks_asked_in(self.graph)
         self._knows_rank = False
 
     @property
     def operations(self) -> list[tf.Operation]:
         """The traced operations."""
-        return self.graph.get_operations()[self._begin : self._end]
+        return self.graph.get_operations()[self.begin : self.end]
 
     def close(self) -> None:
         """Leaves out operations that are traced from now on."""
-        self._end = len(self.graph.get_operations())
+        self.end = len(self.graph.get_operations())
         asked = tensorflow_tracing.ranks_asked_in(self.graph)
         self._knows_rank = asked > self._asked
 
@@ -124,7 +124,7 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
     """
     for index, other in enumerate(programs[1:], 1):
         first = programs[0]
-        if other.specs != first.specs or other._begin < first._end:
+        if other.specs != first.specs or other.begin < first.end:
             continue
         if _sorted(first.lines) == _sorted(other.lines):
             continue
