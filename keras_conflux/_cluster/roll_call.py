@@ -54,11 +54,9 @@ def call_roll(
     with server:
         if loopback.are_local(addresses):
             loopback.bind_to_loopback(server)
-        if index > 0:
-            _, wrong = _reported(addresses[0], index, len(addresses), seconds)
-        else:
-            _, wrong = _answered(server, names, seconds)
-        return wrong
+        if index == 0:
+            return _answered(server, names, seconds)[1]
+        return _reported(addresses[0], index, len(addresses), seconds)[1]
 
 
 def hosts_of_all(

@@ -26,7 +26,6 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import default_strategy
 from keras_conflux._replication.strategy import is_replicated
-from keras_conflux._replication.strategy import options_of
 
 
 def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
@@ -38,9 +37,8 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
     present = _present_strategy(target, owners)
     if present and wanted and present is not wanted:
         raise StrategyError(
-            f"{target.name!r} is replicated on {_described(present)} and was "
-            f"asked for on {_described(wanted)}. Call "
-            "`keras_conflux.unreplicate` on it first."
+            f"{target.name!r} is replicated by {present}, and was asked for by "
+            f"{wanted}. Call `keras_conflux.unreplicate` on it first."
         )
     strategy = present or wanted or current_strategy()
     moved = [
@@ -63,11 +61,6 @@ def _turns(owners: list[Any], strategy: ReplicatedStrategy) -> int:
     models = [each for each in owners if isinstance(each, keras.Model)]
     found = [model_options.microbatches_of(each) for each in models]
     return max([strategy.microbatches, *found])
-
-
-def _described(strategy: ReplicatedStrategy) -> str:
-    devices = ", ".join(strategy.devices)
-    return " with ".join([devices, *filter(None, [options_of(strategy)])])
 
 
 def is_waiting(optimizer: Any) -> bool:

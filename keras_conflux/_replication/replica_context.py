@@ -83,11 +83,7 @@ def rank_as_tensor() -> Any:
 
 
 def replica_index() -> int:
-    """Returns the index of the running replica in this process.
-
-    Use it to choose a copy of a variable. For the number that a program sees,
-    use `replica_rank`. There must be a running replica.
-    """
+    """Returns the index of the running replica, and of its copies, here."""
     return tensorflow_internals.replica_index()
 
 

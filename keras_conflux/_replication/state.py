@@ -1,10 +1,10 @@
 """The variables of models, optimizers and metrics, and their copies."""
 
+import functools
 import weakref
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
@@ -211,9 +212,8 @@ def remove_copies(variables: Sequence[keras.Variable]) -> None:
         if not is_replicated(old):
             continue
         # A strategy's scope may be open here, but not in another thread.
-        with ThreadPoolExecutor(1) as thread:
-            new = thread.submit(_single_copy, variable, old).result()
-        swap_backing(variable, old, new)
+        made = DaemonCall(functools.partial(_single_copy, variable, old))
+        swap_backing(variable, old, made.result())
 
 
 def _single_copy(variable: keras.Variable, old: Any) -> tf.Variable:

@@ -180,9 +180,7 @@ def in_xla() -> bool:
 def current_fit_step() -> Step | None:
     """Returns the step that this replica runs, if it is one of `fit`."""
     step = current()
-    if step is None or step.batch_fraction is None:
-        return None
-    return step
+    return step if step and step.batch_fraction is not None else None
 
 
 _finishing: list[Callable[[Step], None]] = []

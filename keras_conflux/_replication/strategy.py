@@ -159,9 +159,12 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         self._conflux_scopes.stack.pop().__exit__(kind, error, traceback)
 
     def __repr__(self) -> str:
-        devices = f"[{', '.join(self.devices)}]"
-        options = filter(None, [options_of(self)])
-        return f"ReplicatedStrategy({', '.join([devices, *options])})"
+        said = [f"[{', '.join(self.devices)}]"]
+        if self.shard:
+            said.append(f"shard={self.shard!r}")
+        if self.microbatches != 1:
+            said.append(f"microbatches={self.microbatches!r}")
+        return f"ReplicatedStrategy({', '.join(said)})"
 
 
 def _of_first_replica(tree: Any) -> Any:
@@ -181,14 +184,6 @@ def _around_replica(program: Callable[..., Any]) -> Callable[..., Any]:
     if process_count() > 1:
         program = sums.added_up(program, replica_collectives)
     return keras_variables.with_this_threads_state(program)
-
-
-def options_of(strategy: ReplicatedStrategy) -> str:
-    """Returns a strategy's options besides devices, as they are written."""
-    options = [f"shard={strategy.shard!r}"] if strategy.shard else []
-    if strategy.microbatches != 1:
-        options.append(f"microbatches={strategy.microbatches!r}")
-    return ", ".join(options)
 
 
 class _OpenScopes(threading.local):
