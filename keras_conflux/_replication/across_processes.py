@@ -16,9 +16,9 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import rows
 from keras_conflux._common.errors import ReplicaMismatchError
-from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import cross_device
 from keras_conflux._compat import per_replica
+from keras_conflux._replication.replica_context import replica_collectives
 
 _Runner = Callable[[Callable[..., Any], Any], Callable[..., Any]]
 _runners: list[_Runner] = []
@@ -40,12 +40,9 @@ def run_everywhere(
 class AcrossProcesses(tf.distribute.CrossDeviceOps):
     """TensorFlow's reductions, of values on the replicas of all processes."""
 
-    def __init__(
-        self, strategy: Any, collectives: Callable[[], ReplicaCollectives]
-    ) -> None:
+    def __init__(self, strategy: Any) -> None:
         super().__init__()
         self._strategy = strategy
-        self._collectives = collectives
         # One function for several ranks would be traced for unknown ones,
         # which cannot be joined.
         self._compiled = functools.cache(
@@ -65,9 +62,7 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
     def batch_reduce_implementation(
         self, reduce_op: Any, value_destination_pairs: Any, _: Any
     ) -> Any:
-        found = self._on_each(
-            None, [each for each, _ in value_destination_pairs]
-        )
+        found = self._on_each(None, [x for x, _ in value_destination_pairs])
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             count = self._strategy.communicator.size
             found = [cross_device.mean_of(each, count) for each in found]
@@ -96,10 +91,9 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
     def _reduced(self, axis: int | None) -> Callable[..., Any]:
         @tf.autograph.experimental.do_not_convert
         def reduced(parts: list[Any]) -> Any:
-            this = self._collectives()
             if axis is None:
-                return this.all_reduce("sum", parts)
-            return this.all_gather(parts, axis)
+                return replica_collectives().all_reduce("sum", parts)
+            return replica_collectives().all_gather(parts, axis)
 
         verb = "reduce" if axis is None else "gather"
         reduced.__qualname__ = f"strategy.{verb}"

@@ -102,7 +102,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
             self,
             self.devices,
             cross_device_ops,
-            AcrossProcesses(self, replica_collectives),
+            AcrossProcesses(self),
             lambda op, tree: replica_collectives().all_reduce(op, tree),
             _of_first_replica,
             self.communicator,
@@ -182,7 +182,7 @@ def _of_first_replica(tree: Any) -> Any:
 
 def _around_replica(program: Callable[..., Any]) -> Callable[..., Any]:
     if process_count() > 1:
-        program = sums.added_up(program, replica_collectives)
+        program = sums.added_up(program)
     return keras_variables.with_this_threads_state(program)
 
 

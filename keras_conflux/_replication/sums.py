@@ -12,14 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.replicated_variables import OnRead
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
-
-_Collectives = Callable[[], ReplicaCollectives]
+from keras_conflux._replication.replica_context import replica_collectives
 
 
 def adds_up(program: Any) -> Any:
@@ -28,9 +26,7 @@ def adds_up(program: Any) -> Any:
     return program
 
 
-def added_up(
-    program: Callable[..., Any], this: _Collectives
-) -> Callable[..., Any]:
+def added_up(program: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a program of a replica add up the sums that it writes."""
     if hasattr(program, "conflux_adds_up"):
         return program
@@ -39,7 +35,7 @@ def added_up(
     def run(*args: Any, **kwargs: Any) -> Any:
         result = program(*args, **kwargs)
         if not tf.executing_eagerly():
-            add_up(_written_here(), this())
+            add_up(_written_here())
         return result
 
     return run
@@ -62,12 +58,12 @@ def _written_here() -> list[OnRead]:
     return found
 
 
-def add_up(variables: Sequence[Any], this: ReplicaCollectives) -> None:
+def add_up(variables: Sequence[Any]) -> None:
     """Gives all processes the sums of the copies of all, in a replica."""
     index = tensorflow_internals.replica_index()
     copies = [variable.values[index] for variable in variables]
     values = [copy.read_value() for copy in copies]
-    totals = this.all_reduce("sum", values) if values else []
+    totals = replica_collectives().all_reduce("sum", values) if values else []
     for variable, copy, total in zip(variables, copies, totals, strict=True):
         if index == 0 and variable.conflux_whole is not None:
             variable.conflux_whole.assign(total)

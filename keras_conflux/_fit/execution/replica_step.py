@@ -140,7 +140,7 @@ class ReplicaStep:
         if process_count() > 1:
             found = map(state.backing, state.sums_of(self._model))
             with steps.entered(self._steps[replica_index()]):
-                sums.add_up([*found], replica_collectives())
+                sums.add_up([*found])
 
     def raise_if_retrace_needed(self) -> None:
         """Raises `TraceAgain` if the traces of all replicas were in vain."""
