@@ -7,7 +7,6 @@ import keras
 import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing
-from tensorflow.python.data.util import structure
 
 
 def batch_spec(iterator: Any) -> Any:
@@ -109,17 +108,7 @@ def next_of(iterator: Any) -> Any:
     """
     if not isinstance(iterator, tf.data.Iterator):
         return next(iterator)
-    source: Any = iterator
-    tensors = {
-        "output_types": source._flat_output_types,
-        "output_shapes": source._flat_output_shapes,
-    }
-    with tf.device(source._iterator_resource.device):
-        found = tf.raw_ops.IteratorGetNextAsOptional(
-            iterator=source._iterator_resource, **tensors
-        )
-        if not tf.raw_ops.OptionalHasValue(optional=found):
-            raise StopIteration
-        leaves = tf.raw_ops.OptionalGetValue(optional=found, **tensors)
-        spec = source.element_spec
-        return structure.from_compatible_tensor_list(spec, leaves)
+    found: Any = iterator.get_next_as_optional()
+    if not found.has_value():
+        raise StopIteration
+    return found.get_value()

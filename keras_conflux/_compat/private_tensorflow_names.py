@@ -8,7 +8,6 @@ MODULE_CALLS = (2, 21)
 """The first version whose names for calls of StableHLO modules were read."""
 
 _STABLEHLO = "tensorflow.compiler.mlir.stablehlo.stablehlo"
-_DATA = "tensorflow.python.data"
 _EAGER = "tensorflow.python.eager"
 _FRAMEWORK = "tensorflow.python.framework"
 _OPS = "tensorflow.python.ops"
@@ -270,15 +269,6 @@ READ = (
     PrivateName(
         f"{_POLYMORPHIC}.atomic_function:AtomicFunction.call_with_captures",
         "self, args, kwargs, captures",
-    ),
-    PrivateName(
-        f"{_DATA}.util.structure:from_compatible_tensor_list",
-        "element_spec, tensor_list",
-    ),
-    PrivateName(
-        f"{_DATA}.ops.iterator_ops:OwnedIterator.__init__",
-        None,
-        "_flat_output_types, _flat_output_shapes, _iterator_resource",
     ),
     PrivateName(f"{_VALUES}PerReplicaSpec.__init__", None, "_value_specs"),
 )
