@@ -2,14 +2,13 @@
 
 XLA keeps the position of the largest entry of each window as four numbers, and
 adds gradients at these positions one by one. Here, the position is one small
-number, and each entry adds up the gradients of the windows around it.
+number, by which the gradients are spread, once for each entry of a window.
 """
 
 from itertools import product
 from typing import Any
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from keras_conflux._extensions.kernels.compiled_shapes import ShapeOf
@@ -31,17 +30,6 @@ class _Windows(NamedTuple):
         """Where the last window ends, which may be behind the axis' end."""
         return (self.count - 1) * self.stride + self.size
 
-    @property
-    def shifts(self) -> int:
-        """The most windows that an entry is in."""
-        return -(-self.size // self.stride)
-
-    @property
-    def strides(self) -> int:
-        """How many strides cover the axis and all windows."""
-        covered = -(-self.length // self.stride)
-        return max(covered, self.count + self.shifts - 1)
-
 
 def replacement(operation: tf.Operation, _: ShapeOf) -> list[tf.Tensor] | None:
     """Returns the gradient, which the first of equal entries has."""
@@ -53,15 +41,10 @@ def replacement(operation: tf.Operation, _: ShapeOf) -> list[tf.Tensor] | None:
     largest = _places_of_largest(inputs, rows, columns)
     zero = tf.zeros([], upstream.dtype)
     parts = []
-    for shift in product(range(rows.shifts), range(columns.shifts)):
-        given = _by_strides(upstream, windows, shift)
-        is_mine = tf.equal(
-            _by_strides(largest, windows, shift), _places(windows, shift)
-        )
-        parts.append(tf.where(is_mine, given, zero))
-    lengths = [each.strides * each.stride for each in windows]
-    total = tf.reshape(tf.add_n(parts), [-1, *lengths, inputs.shape[3]])
-    found = total[:, : rows.length, : columns.length]
+    for place, at in enumerate(product(range(rows.size), range(columns.size))):
+        given = tf.where(tf.equal(largest, place), upstream, zero)
+        parts.append(_spread(given, windows, at))
+    found = tf.add_n(parts)[:, : rows.length, : columns.length]
     return [tf.ensure_shape(found, operation.outputs[0].shape)]
 
 
@@ -115,46 +98,25 @@ def _places_of_largest(
     return places
 
 
-def _by_strides(
-    tensor: tf.Tensor, windows: tuple[_Windows, ...], shift: tuple[int, ...]
+def _spread(
+    given: tf.Tensor, windows: tuple[_Windows, ...], at: tuple[int, ...]
 ) -> tf.Tensor:
-    """Returns, for each stride along both axes, a number of one window.
+    """Returns zeros with a number of each window at one of its entries.
 
     Args:
-        tensor: Numbers of windows, of the shape
+        given: Numbers of windows, of the shape
             `[samples, rows, columns, channels]`.
         windows: The windows along rows and columns.
-        shift: The number of strides by which the window starts earlier.
-
-    Returns:
-        A tensor of the shape
-        `[samples, strides of rows, 1, strides of columns, 1, channels]`.
+        at: The row and the column of the entry in a window.
     """
+    apart = [[[0, 0], [0, each.stride - 1]] for each in windows]
+    given = tf.pad(
+        given[:, :, None, :, None], [[0, 0], *apart[0], *apart[1], [0, 0]]
+    )
+    lengths = [each.count * each.stride for each in windows]
+    given = tf.reshape(given, [-1, *lengths, given.shape[-1]])
     around = [
-        [before, each.strides - before - each.count]
-        for before, each in zip(shift, windows, strict=True)
+        [before, each.size - before]
+        for before, each in zip(at, windows, strict=True)
     ]
-    return tf.pad(tensor, [[0, 0], *around, [0, 0]])[:, :, None, :, None]
-
-
-def _places(windows: tuple[_Windows, ...], shift: tuple[int, ...]) -> tf.Tensor:
-    """Returns which entry of a window each entry of a stride is.
-
-    Args:
-        windows: The windows along rows and columns.
-        shift: The number of strides by which the window starts earlier.
-
-    Returns:
-        A tensor of the shape `[stride of rows, 1, stride of columns, 1]`.
-    """
-    rows, columns = windows
-    places = np.full([each.shifts * each.stride for each in windows], -1)
-    in_window = places[: rows.size, : columns.size]
-    in_window.flat = range(in_window.size)
-    stride = places[
-        tuple(
-            slice(before * each.stride, (before + 1) * each.stride)
-            for before, each in zip(shift, windows, strict=True)
-        )
-    ]
-    return tf.constant(stride[:, None, :, None], tf.int8)
+    return tf.pad(given, [[0, 0], *around, [0, 0]])
