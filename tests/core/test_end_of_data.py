@@ -13,7 +13,6 @@ import keras_conflux as kc
 from keras_conflux._compat import keras_iterators
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input import batch_sharder
-from keras_conflux._fit.input.device_batches import StackedBatch
 
 X, Y = regression(45)
 METHODS = "fit", "evaluate", "predict"
@@ -203,13 +202,6 @@ def test_a_move_that_fails_is_not_the_end(monkeypatch, method, text):
     fails(monkeypatch, module, "move_stacked", 1, text)
     with pytest.raises(tf.errors.InternalError, match="a batch of sequential"):
         getattr(model, method)(batches(), verbose=0)
-
-
-def test_a_slice_that_fails_is_not_the_end(monkeypatch):
-    model = kc.replicate(dense(jit_compile=True), 1)
-    fails(monkeypatch, StackedBatch, "singles", 1, FOREIGN[1])
-    with pytest.raises(tf.errors.InternalError, match="a batch of sequential"):
-        model.predict(batches(), verbose=0)
 
 
 def test_an_iterator_of_a_step_that_comes_to_its_end():

@@ -80,9 +80,7 @@ def make_predict_function(
         with not_the_end(what, of_a_step=True), errors_reported_to_all(what):
             for batch in itertools.chain.from_iterable(map(sharded, drawn)):
                 build(batch)
-                stacked = isinstance(batch, StackedBatch)
-                singles = batch.singles() if stacked else [batch]
-                outputs.extend(run(StepGroup([one], 1)) for one in singles)
+                outputs.append(run(StepGroup([batch], 1)))
         return keras.tree.map_structure(lambda *x: rows.joined(x), *outputs)
 
     def function(drawn: list[Any]) -> Tree:

@@ -90,21 +90,11 @@ class StackedBatch(Batch):
     def __iter__(self) -> Iterator[Batch]:
         """Yields the batches one by one."""
         for position in range(self.count):
-            yield Batch(self._shards_at(position), self.sizes, self.specs)
-
-    def singles(self) -> Iterator["StackedBatch"]:
-        """Yields the batches one by one, each as a stack of one."""
-        for position in range(self.count):
-            shards = self._shards_at(position, as_stack=True)
-            yield StackedBatch(shards, self.sizes, self.specs, 1)
-
-    def _shards_at(
-        self, position: int, as_stack: bool = False
-    ) -> list[list[Any]]:
-        return [
-            [batch_at(leaf, position, as_stack) for leaf in shard]
-            for shard in self.shards
-        ]
+            shards = [
+                [batch_at(leaf, position) for leaf in shard]
+                for shard in self.shards
+            ]
+            yield Batch(shards, self.sizes, self.specs)
 
 
 @dataclasses.dataclass

@@ -89,15 +89,13 @@ def _joined(stacks: Sequence[tf.Tensor], device: str) -> tf.Tensor:
     return _graph_on(device, concatenated, *specs)(*stacks)
 
 
-def batch_at(
-    stack: tf.Tensor, position: int, as_stack: bool = False
-) -> tf.Tensor:
+def batch_at(stack: tf.Tensor, position: int) -> tf.Tensor:
     """Returns one of the tensors that are stacked, where they are."""
     # A tensor made of an array says `localhost` in every process.
     device_of_process = str(short_name(stack.backing_device))
     take = _graph_on(
         device_of_process,
-        _stack_of_one if as_stack else _one,
+        _one,
         _spec_of_any_number(stack),
         tf.TensorSpec([], tf.int32),
     )
@@ -106,10 +104,6 @@ def batch_at(
 
 def _one(stack: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
     return stack[position]
-
-
-def _stack_of_one(stack: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
-    return stack[position][None]
 
 
 @functools.lru_cache(maxsize=256)

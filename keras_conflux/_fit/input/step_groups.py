@@ -242,8 +242,11 @@ class StepGroups:
             batches, epoch.waiting = batches[:count], batches[count:]
         began = time.monotonic()
         spec = self.spec or getattr(source, "element_spec", None)
+        # Keras draws batches of `predict` one by one, so none are stacked.
+        apart = self._plan.drawn_by_keras
+        moves = [[each] for each in batches] if apart else [batches]
         with not_the_end(f"a batch of {self.name}"):
-            sharded = self._shard(batches, spec)
+            sharded = [one for each in moves for one in self._shard(each, spec)]
         if budget is not NO_DEADLINE:
             self._steps.note_move(count, time.monotonic() - began)
         last = batches[-1] if batches and epoch.note_batch else None
