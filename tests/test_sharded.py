@@ -924,6 +924,22 @@ def test_a_loop_outside_of_replicas(shard):
         close(a, b, TOLERANCE)
 
 
+def test_gradients_by_weights_in_replicas_that_run_eagerly():
+    one, other = kc.replicate(model(), devices=2, shard="weights"), model()
+
+    def gradients(model):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(X) - Y))
+        return tape.gradient(loss, model.trainable_variables)
+
+    strategy = one.weights[0].value.distribute_strategy
+    with strategy.scope():
+        found = strategy.run(lambda: gradients(one))
+    for each, expected in zip(found, gradients(other), strict=True):
+        for own in strategy.experimental_local_results(each):
+            np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.long
 def test_norms_in_float64():
     before = keras.config.floatx(), keras.config.dtype_policy()

@@ -1,4 +1,4 @@
-"""Whole values of variables, and the gradients by them, and whole models.
+"""Whole values of variables, the gradients by them, and whole models.
 
 Layers in a step of `fit` read their weights in another way. See
 `gathered_weights`.
@@ -20,57 +20,14 @@ from keras_conflux._replication.promotion import demote
 from keras_conflux._replication.promotion import promote
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.steps import Part
-from keras_conflux._replication.steps import Step
-
-
-class WholeValues(Part):
-    """The values that a step of the user's own has read.
-
-    There each replica has a gradient of its own, by the whole weight, which the
-    user reduces. So a tape is asked for that by the values.
-    """
-
-    def __init__(self, step: Step) -> None:
-        super().__init__(step)
-        self._read: dict[int, list[tf.Tensor]] = {}
-        self._parts: set[int] = set()
-        self.are_asked = False
-        """Whether a tape needs no gradients by parts, which it passes."""
-
-    def note_value(self, variable: ShardedVariable, value: tf.Tensor) -> None:
-        """Notes one of them."""
-        self._read.setdefault(id(variable), []).append(value)
-        self._parts.add(id(variable.part))
-
-    def has_part(self, sources: list[Any]) -> bool:
-        """Whether a part itself is among the sources of a tape."""
-        return any(id(source) in self._parts for source in sources)
-
-    @contextlib.contextmanager
-    def asked(self) -> Iterator[None]:
-        """Marks a call of a tape for gradients by none of the parts."""
-        before, self.are_asked = self.are_asked, True
-        try:
-            yield
-        finally:
-            self.are_asked = before
-
-    def read(self, variable: Any) -> list[tf.Tensor]:
-        """Returns the values of a variable, which a tape here knows.
-
-        Raises:
-            NotImplementedError: If some were read in another graph.
-        """
-        found = self._read.get(id(state.backing(variable)), [])
-        graph = tf.compat.v1.get_default_graph()
-        if any(value.graph is not graph for value in found):
-            raise _not_here(variable)
-        return found
 
 
 def gathered(variable: ShardedVariable) -> tf.Tensor:
-    """Returns, in a replica, the whole value of a variable."""
+    """Returns, in a replica, the whole value of a variable.
+
+    In a step of the user's own, each replica has a gradient of its own, by the
+    whole weight, which the user reduces. A tape does not mind its shape.
+    """
     step = steps.current_fit_step()
 
     @tf.custom_gradient
@@ -79,7 +36,8 @@ def gathered(variable: ShardedVariable) -> tf.Tensor:
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             if step is None:
-                return _passed(part, variable)
+                _refuse_inner_graphs(part, variable)
+                return upstream
             flat = variable.layout.flat(tf.convert_to_tensor(upstream))
             return replica_collectives().scattered([flat])[0]
 
@@ -88,19 +46,20 @@ def gathered(variable: ShardedVariable) -> tf.Tensor:
     value = whole(variable.part.read_value())
     if step is not None:
         step.kinds.mark_equal([value])
-    elif not tf.executing_eagerly():
-        own = steps.current()
-        if own is not None:
-            WholeValues.of(own).note_value(variable, value)
     return value
 
 
-def _passed(part: tf.Tensor, variable: ShardedVariable) -> tf.Tensor:
-    """Returns a gradient that nobody needs, where a tape passes by a part."""
-    step = steps.current()
-    if step is None or not WholeValues.of(step).are_asked:
-        raise _not_here(variable)
-    return tf.zeros_like(part)
+def _refuse_inner_graphs(part: tf.Tensor, variable: ShardedVariable) -> None:
+    """Raises where gradients have to have the shape of a part."""
+    here = tf.compat.v1.get_default_graph()
+    if tf.is_symbolic_tensor(part) and part.graph is not here:
+        raise NotImplementedError(
+            f"A gradient by {state.name_of(variable)}, of which each device "
+            "has a part, is computed in `fit`, or in the step of a loop of "
+            "your own that has read the variable: not in a branch, a loop or "
+            "a function inside of it. Train by `fit`, with a `train_step` of "
+            'your own if you like, or replicate with `shard="optimizer"`.'
+        )
 
 
 def gradient(
@@ -108,40 +67,16 @@ def gradient(
     tape: tf.GradientTape,
     target: Any,
     sources: Any,
-    output_gradients: Any = None,
-    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    *args: Any,
+    **options: Any,
 ) -> Any:
-    """Differentiates by whole values, in a step of the user's own.
-
-    Outside of replicas, where all parts of a variable are read, by all of them.
-    """
-    step = steps.current()
+    """Differentiates by all parts of a variable, outside of replicas."""
     flat = tf.nest.flatten(sources)
-    options = output_gradients, unconnected_gradients
-    if not in_replica() and any(map(state.is_in_parts, flat)):
-        read = [[*state.copies(x)] if state.is_in_parts(x) else x for x in flat]
-        found = gradient(original, tape, target, read, *options)
-        joined = map(_joined, flat, found)
-        return tf.nest.pack_sequence_as(sources, [*joined])
-    if (
-        step is None
-        or steps.current_fit_step() is not None
-        or tf.executing_eagerly()
-        or WholeValues.of(step).has_part(flat)  # as in `tf.recompute_grad`
-    ):
-        return original(tape, target, sources, *options)
-    values = WholeValues.of(step)
-    with values.asked():
-        if not any(map(state.is_in_parts, flat)):
-            return original(tape, target, sources, *options)
-        read = [values.read(x) if state.is_in_parts(x) else x for x in flat]
-        found = original(tape, target, read, output_gradients)
-    is_zero = unconnected_gradients != tf.UnconnectedGradients.NONE
-    sums = [
-        _summed(each, source, is_zero)
-        for each, source in zip(found, flat, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(sources, sums)
+    if in_replica() or not any(map(state.is_in_parts, flat)):
+        return original(tape, target, sources, *args, **options)
+    read = [[*state.copies(x)] if state.is_in_parts(x) else x for x in flat]
+    found = original(tape, target, read, *args, **options)
+    return tf.nest.pack_sequence_as(sources, [*map(_joined, flat, found)])
 
 
 def _joined(source: Any, found: Any) -> Any:
@@ -151,28 +86,6 @@ def _joined(source: Any, found: Any) -> Any:
     if any(part is None for part in found):
         return None
     return state.backing(source).layout.whole(tf.concat(found, 0))
-
-
-def _summed(found: Any, source: Any, is_zero: bool) -> Any:
-    """Adds up the gradients by all values of a variable that were read."""
-    each = found if isinstance(found, list) else [found]
-    known = [g for g in each if g is not None]
-    if not known:
-        return tf.zeros(source.shape, source.dtype) if is_zero else None
-    if len(known) == 1:
-        return known[0]
-    return tf.add_n([tf.convert_to_tensor(g) for g in known])
-
-
-def _not_here(variable: Any) -> NotImplementedError:
-    return NotImplementedError(
-        f"A gradient by {state.name_of(variable)}, of which each device has a "
-        "part, is computed in `fit`, or in the graph of a loop of your own "
-        "in which the variable was read: not in a branch, a loop or a "
-        "function inside of it, and not eagerly. Train by `fit`, with a "
-        "`train_step` of your own if you like, or replicate with "
-        '`shard="optimizer"`.'
-    )
 
 
 def export(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
