@@ -9,6 +9,8 @@ batches to the others, and all conclude the same from the descriptions.
 import dataclasses
 import itertools
 import zlib
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,8 +45,6 @@ class _Told:
     """A checksum of each one's description; 0 if it has no samples."""
     stacks: list[int]
     """How many batches each of its stacks has; 0 for a batch that is none."""
-    latest: int
-    """The kind of the stand-in that it has for samples, 0 without."""
 
 
 class LocalSharder(BatchSharder):
@@ -58,6 +58,7 @@ class LocalSharder(BatchSharder):
         self._latest: Batch | StackedBatch | None = None
         """The last batch with samples, or another process' batch."""
         self._latest_kind = 0
+        """Its kind, the same in all processes."""
 
     def _placed(self) -> host_to_device.Placement:
         devices = self._strategy.devices
@@ -82,15 +83,16 @@ class LocalSharder(BatchSharder):
                     dataclasses.replace(each, sizes=each.sizes * len(told))
                     for each in batches
                 ]
-            singles = list(itertools.chain.from_iterable(map(_apart, batches)))
-            longest = max(len(each.samples) for each in told)
+            singles = itertools.chain.from_iterable(map(_apart, batches))
+            samples = _by_position(each.samples for each in told)
+            kinds = _by_position(each.kinds for each in told)
             return [
-                self._joined(singles, told, position, spec)
-                for position in range(longest)
+                self._joined(next(singles, None), *each, spec)
+                for each in zip(samples, kinds, strict=True)
             ]
 
     def _described(self, batches: Sequence[Batch | StackedBatch]) -> _Told:
-        told = _Told([], [], [], self._latest_kind)
+        told = _Told([], [], [])
         for batch in batches:
             count = getattr(batch, "count", 1)
             samples = sum(batch.sizes)
@@ -103,22 +105,12 @@ class LocalSharder(BatchSharder):
 
     def _joined(
         self,
-        singles: list[Batch],
-        told: list[_Told],
-        position: int,
+        own: Batch | None,
+        samples: Sequence[int],
+        kinds: Sequence[int],
         spec: Tree,
     ) -> Batch:
         """Returns one global batch, of which this process may have nothing."""
-        samples, kinds = (
-            [
-                getattr(each, name)[position]
-                if position < len(each.samples)
-                else 0
-                for each in told
-            ]
-            for name in ("samples", "kinds")
-        )
-        own = singles[position] if position < len(singles) else None
         if len(set(filter(None, kinds))) > 1:
             self._refuse(own)
         if not any(samples):
@@ -127,10 +119,8 @@ class LocalSharder(BatchSharder):
                 f"{process_count()} processes."
             )
         root = next(i for i, count in enumerate(samples) if count)
-        lacking = [
-            each.latest != kinds[root] and not count
-            for each, count in zip(told, samples, strict=True)
-        ]
+        is_new = self._latest_kind != kinds[root]
+        lacking = [is_new and not count for count in samples]
         if own is not None and sum(own.sizes):
             self._latest = own
         elif self._latest is not None:
@@ -140,8 +130,6 @@ class LocalSharder(BatchSharder):
             if lacking[process_index()]:
                 self._latest = self._on_devices(given, own, spec)
         self._latest_kind = kinds[root]
-        for each in told:
-            each.latest = kinds[root]
         count = len(self._strategy.devices)
         limits = [
             rows.bounds(total, index, count)
@@ -174,10 +162,13 @@ class LocalSharder(BatchSharder):
         )
 
 
+def _by_position(numbers: Iterable[list[int]]) -> Iterator[tuple[int, ...]]:
+    """Yields the numbers of all processes for one batch after another."""
+    return itertools.zip_longest(*numbers, fillvalue=0)
+
+
 def _are_alike(told: list[_Told]) -> bool:
-    first = dataclasses.astuple(told[0])[:3]
-    alike = all(dataclasses.astuple(each)[:3] == first for each in told)
-    return alike and all(told[0].samples)
+    return all(each == told[0] for each in told) and all(told[0].samples)
 
 
 def _apart(batch: Batch | StackedBatch) -> list[Batch]:
