@@ -5,10 +5,8 @@ replicas, which would all compute the same. Of so many matrices of one shape as
 there are replicas, each replica takes one, and the results are gathered.
 """
 
-import contextlib
-import threading
+import contextvars
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,31 +23,23 @@ from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
 
 _Iterated = Callable[[tf.Tensor], tf.Tensor]
+_Matrix = tuple[
+    tf.Tensor, Sequence[keras.Variable | None], list[tf.Tensor | None]
+]
+"""A gradient, the matrix and its optimizer state, and their values."""
 
 
-class _Answers(threading.local):
-    iterated: _Iterated | None = None
-
-
-_answers = _Answers()
-
-
-@contextlib.contextmanager
-def _answering(iterated: _Iterated) -> Iterator[None]:
-    _answers.iterated = iterated
-    try:
-        yield
-    finally:
-        _answers.iterated = None
+_answer: contextvars.ContextVar[_Iterated | None] = contextvars.ContextVar(
+    "iterated", default=None
+)
 
 
 def iterate(
     original: Callable, optimizer: Any, x: tf.Tensor, steps: int
 ) -> tf.Tensor:
     """Returns the iterations' result for a matrix, or the one set for it."""
-    if _answers.iterated is None:
-        return original(optimizer, x, steps)
-    return _answers.iterated(x)
+    answer = _answer.get()
+    return original(optimizer, x, steps) if answer is None else answer(x)
 
 
 def update(
@@ -69,15 +59,14 @@ def update(
     for g, variable in zip(grads, variables, strict=True):
         index = keras_optimizers.index_of(optimizer, state.backing(variable))
         if optimizer.adam_velocities[index] is None:
-            matrices.append(
-                _Matrix(optimizer, learning_rate, g, together[index])
-            )
+            matrices.append(_matrix(g, together[index]))
         else:
             rest.append((g, variable))
     given_tensors.update_rest(original, optimizer, rest, learning_rate)
-    inputs = [matrix.input() for matrix in matrices]
+    shared = given_tensors.SharedUpdate(optimizer, learning_rate)
+    inputs = [_input(shared, matrix) for matrix in matrices]
     for matrix, found in zip(matrices, _dealt(optimizer, inputs), strict=True):
-        matrix.update(found)
+        _update(shared, matrix, found)
 
 
 def _deals(optimizer: Any, learning_rate: Any) -> bool:
@@ -94,51 +83,46 @@ def _deals(optimizer: Any, learning_rate: Any) -> bool:
     )
 
 
-class _Matrix(given_tensors.SharedUpdate):
-    """The update of one matrix, in which the iterations are a step apart.
+def _matrix(gradient: Any, variables: Sequence[Any]) -> _Matrix:
+    values = [
+        None if x is None else tf.convert_to_tensor(state.backing(x))
+        for x in variables
+    ]
+    return tf.convert_to_tensor(gradient), variables, values
 
-    Args:
-        optimizer: Muon.
-        learning_rate: The learning rate that it takes.
-        gradient: The gradient of all samples.
-        variables: The matrix, and its optimizer state.
-    """
 
-    def __init__(
-        self,
-        optimizer: Any,
-        learning_rate: Any,
-        gradient: Any,
-        variables: Sequence[keras.Variable | None],
-    ) -> None:
-        super().__init__(optimizer, learning_rate)
-        self._gradient = tf.convert_to_tensor(gradient)
-        self._variables = variables
-        self._values = [
-            None if x is None else tf.convert_to_tensor(state.backing(x))
-            for x in variables
-        ]
+def _updated(
+    shared: given_tensors.SharedUpdate, matrix: _Matrix, answer: _Iterated
+) -> list[tf.Tensor | None]:
+    """Returns new values, with an answer in place of the iterations."""
+    token = _answer.set(answer)
+    try:
+        return shared.of(*matrix, inline=True)
+    finally:
+        _answer.reset(token)
 
-    def input(self) -> tf.Tensor:
-        """Returns the input of the iterations."""
-        found: list[tf.Tensor] = []
 
-        def noted(x: tf.Tensor) -> tf.Tensor:
-            found.append(x)
-            return x
+def _input(shared: given_tensors.SharedUpdate, matrix: _Matrix) -> tf.Tensor:
+    """Returns the input of the iterations."""
+    found: list[tf.Tensor] = []
 
-        with _answering(noted):
-            self._updated(self._gradient, self._values)
-        (x,) = found
+    def noted(x: tf.Tensor) -> tf.Tensor:
+        found.append(x)
         return x
 
-    def update(self, iterated: tf.Tensor) -> None:
-        """Writes the matrix, and its optimizer state."""
-        with _answering(lambda _: iterated):
-            new = self._updated(self._gradient, self._values)
-        for variable, value in zip(self._variables, new, strict=True):
-            if variable is not None and value is not None:
-                _write(variable, value)
+    _updated(shared, matrix, noted)
+    (x,) = found
+    return x
+
+
+def _update(
+    shared: given_tensors.SharedUpdate, matrix: _Matrix, iterated: tf.Tensor
+) -> None:
+    """Writes the matrix, and its optimizer state."""
+    new = _updated(shared, matrix, lambda _: iterated)
+    for variable, value in zip(matrix[1], new, strict=True):
+        if variable is not None and value is not None:
+            _write(variable, value)
 
 
 def _write(variable: keras.Variable, value: tf.Tensor) -> None:

@@ -105,6 +105,7 @@ class SharedUpdate:
         gradient: tf.Tensor,
         variables: Sequence[keras.Variable | None],
         values: list[tf.Tensor | None],
+        inline: bool = False,
     ) -> list[tf.Tensor | None]:
         """Returns the new values of the variables that the update changes.
 
@@ -113,7 +114,7 @@ class SharedUpdate:
         can update. It raises `WritesOthers` if it writes something else.
         """
         self._variables = variables
-        if not steps.in_xla():
+        if inline or not steps.in_xla():
             return self._updated(gradient, values)
         function = self._function.get_concrete_function(gradient, values)
         return function(gradient, values)
