@@ -28,12 +28,9 @@ ShapeOf: TypeAlias = Callable[[tf.Tensor], Any]
 """Returns the shape of a tensor, as far as it can be told."""
 
 
-def compiled_shapes(step: Step) -> ShapeOf:
-    """Returns a function of the shapes that tensors of a step will have."""
-    return _CompiledShapes.of(step).shape_of
+class CompiledShapes(Part):
+    """The shapes that tensors of a step will have."""
 
-
-class _CompiledShapes(Part):
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._graph = tf.Graph()

@@ -17,7 +17,7 @@ from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import combined
 from keras_conflux._extensions.kernels import cudnn
 from keras_conflux._extensions.kernels import masks
-from keras_conflux._extensions.kernels.compiled_shapes import compiled_shapes
+from keras_conflux._extensions.kernels.compiled_shapes import CompiledShapes
 from keras_conflux._extensions.kernels.fused import Fused
 from keras_conflux._extensions.kernels.limits import Request
 from keras_conflux._replication import steps
@@ -56,7 +56,7 @@ def _fused(
         step: The step that a replica is tracing.
         request: The attention that is asked for.
     """
-    shape_of = compiled_shapes(step)
+    shape_of = CompiledShapes.of(step).shape_of
     obstacle = cudnn.obstacle(step) or request.obstacle(shape_of)
     if obstacle is not None:
         _say(f"{step.name}: attention is not fused, because {obstacle}.")

@@ -11,15 +11,15 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.kernels import largest_of_windows
+from keras_conflux._extensions.kernels.compiled_shapes import CompiledShapes
 from keras_conflux._extensions.kernels.compiled_shapes import ShapeOf
-from keras_conflux._extensions.kernels.compiled_shapes import compiled_shapes
 from keras_conflux._graphs import rewriting
 from keras_conflux._replication.steps import Step
 
 
 def replace(step: Step) -> None:
     """Replaces operations of the graph of a step that XLA will compile."""
-    shape_of = compiled_shapes(step)
+    shape_of = CompiledShapes.of(step).shape_of
     for operation in step.graph.get_operations():
         if operation.type in _REPLACEMENTS:
             _replace(operation, shape_of)

@@ -59,17 +59,13 @@ class GraphProgram(StepPrograms):
         sizes: tf.Tensor,
         known: tuple[int, ...] | None = None,
     ) -> Tree:
-        communicator = self._communicator
-        each: list[Any] = tf.unstack(sizes, communicator.size)
-        fractions = batch_fractions(known or each)
-        places = _places(sizes, communicator.size)
-        # The batches of this process' replicas.
-        first = communicator.rank(0)
-        each = each[first : first + len(shards)]
-        fractions = fractions[first : first + len(shards)]
-        places = places[first : first + len(shards)]
-        if known:  # all replicas have samples
-            each = [None] * len(shards)
+        count, first = self._communicator.size, self._communicator.rank(0)
+        own = slice(first, first + len(shards))  # this process' replicas
+        numbers: list[Any] = tf.unstack(sizes, count)
+        # All replicas have samples where their numbers are known.
+        each = [None] * len(shards) if known else numbers[own]
+        fractions = batch_fractions(known or numbers)[own]
+        places = _places(sizes, count)[own]
         outputs: dict[int, Tree] = {}
 
         @sums.adds_up

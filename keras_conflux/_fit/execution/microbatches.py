@@ -32,16 +32,6 @@ from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step
 
-_NUMBERS = {
-    "rank": tf.int32,
-    "fraction": None,
-    "own": tf.uint64,
-    "before": tf.uint64,
-    "total": tf.uint64,
-    "size": tf.int64,
-}
-"""The numbers that a turn gets besides samples. XLA needs the rank alone."""
-
 
 class TracedTurns:
     """The turns of a replica, while one of them is traced. See `Turns`."""
@@ -275,9 +265,10 @@ class _Uneven:
         self._size = tf.cast(place.own if size is None else size, tf.int64)
         self._first = tf.cast(_rank(CompiledStep()), tf.int32) * count
         self._float = batch_fractions([1])[0].dtype
+        place_of = (tf.uint64,) * 3
         self.signature = [
-            tf.TensorSpec([], dtype or self._float)
-            for dtype in _NUMBERS.values()
+            tf.TensorSpec([], dtype)
+            for dtype in (tf.int32, self._float, *place_of, tf.int64)
         ]
 
     def __call__(self, number: tf.Tensor) -> list[tf.Tensor]:

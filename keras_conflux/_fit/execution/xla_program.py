@@ -19,7 +19,6 @@ from keras_conflux._common.notices import told_if_slow
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat.replicas_in_turn import SharedTrace
-from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import Program
 from keras_conflux._fit.execution.traced_program import Purpose
 from keras_conflux._fit.execution.traced_program import StepPrograms
@@ -33,22 +32,10 @@ from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
-from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
 class XlaProgram(StepPrograms):
     """Runs steps for batches of one shape, on one device or on GPUs."""
-
-    def __init__(
-        self,
-        step: ReplicaStep,
-        strategy: ReplicatedStrategy,
-        turns: int,
-        steps: int,
-    ) -> None:
-        super().__init__(step, strategy, turns, steps)
-        several = strategy.communicator.size > 1
-        self._ranks = strategy.ranks if several else None
 
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
         """Runs a step per batch and returns the last one's result."""
@@ -151,6 +138,9 @@ class XlaProgram(StepPrograms):
         The constant batch fraction has XLA leave out what uneven batches need.
         """
         count = self._communicator.size
+        compiled = CompiledStep(
+            shapes, self._strategy.ranks if count > 1 else None
+        )
 
         def place() -> Place:  # shards are even
             return Place(1, tf.cast(rank_as_tensor(), tf.uint64), count)
@@ -161,7 +151,7 @@ class XlaProgram(StepPrograms):
                 batch_fractions([1] * count)[0],
                 place,
                 size=None,
-                compiled=CompiledStep(shapes, self._ranks),
+                compiled=compiled,
                 turns=self._turns,
             )
 

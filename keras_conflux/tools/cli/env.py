@@ -1,6 +1,7 @@
 """`keras-conflux env` prints facts about a machine, for an issue."""
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -122,10 +123,8 @@ def _would_initialize(environ: Mapping[str, str]) -> str:
 def _versions() -> dict[str, str]:
     found = {}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

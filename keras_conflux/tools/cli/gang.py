@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from typing import BinaryIO
 from typing import NamedTuple
@@ -134,12 +133,7 @@ class Gang:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Ends whatever still runs."""
         self._close()
 
