@@ -241,7 +241,7 @@ def test_a_stack_is_moved_in_groups(staged, monkeypatch):
     (stack,) = split(
         [{"x": x, "id": i} for x, i in zip(drawn, ids, strict=True)]
     )
-    assert stack.count == 7
+    assert stack.steps == 7
     for index, (got_ids, got) in enumerate(stack.shards):
         rows = slice(8 * index, 8 * (index + 1))
         np.testing.assert_array_equal(got, drawn[:, rows])

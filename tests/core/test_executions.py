@@ -60,7 +60,7 @@ def calls(monkeypatch):
     original = XlaProgram.__call__
 
     def call(self, stack, limit):
-        seen.append(stack.count)
+        seen.append(stack.steps)
         return original(self, stack, limit)
 
     monkeypatch.setattr(XlaProgram, "__call__", call)
@@ -695,7 +695,7 @@ def test_stacks_and_single_batches(count):
     sizes = [2 * count, 2 * count, 2 * count + 1, count]
     drawn = [(np.arange(3 * n).reshape(n, 3), None) for n in sizes]
     pieces = BatchSharder(strategy, stacks=True)(drawn)
-    even = [piece.count for piece in pieces if isinstance(piece, StackedBatch)]
+    even = [piece.steps for piece in pieces if isinstance(piece, StackedBatch)]
     assert even == ([2, 1, 1] if count == 1 else [2, 1])
     batches = [
         batch

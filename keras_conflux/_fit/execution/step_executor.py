@@ -211,7 +211,7 @@ class StepExecutor:
             return self._graph([batch])
         shape = batch.shape
         if not self._is_worth_compiling(shape):
-            self._steps_as_graph[shape] += batch.count
+            self._steps_as_graph[shape] += batch.steps
             return self._graph(batch)
         try:
             result = self._xla(batch, limit)

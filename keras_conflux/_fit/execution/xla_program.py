@@ -49,7 +49,7 @@ class XlaProgram(StepPrograms):
         ]
         is_known = key in self._programs or process_index() > 0
         with contextlib.nullcontext() if is_known else self._waiting(stack):
-            return self._program(key, trace)(tf.constant(stack.count), shards)
+            return self._program(key, trace)(tf.constant(stack.steps), shards)
 
     def _waiting(self, stack: StackedBatch) -> AbstractContextManager[None]:
         shapes = ", ".join(trees.describe(leaf[0]) for leaf in stack.shards[0])

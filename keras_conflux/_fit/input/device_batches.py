@@ -29,13 +29,10 @@ class Batch:
     specs: list[Tree]
     """Per replica of this process, the `tf.TypeSpec`s that its program is
     traced for."""
-    checksum: int = dataclasses.field(default=0, kw_only=True)
+    steps: int = 1
+    """The number of global batches."""
+    checksum: int = 0
     """A number that is equal for equal batches."""
-
-    @property
-    def steps(self) -> int:
-        """The number of global batches."""
-        return 1
 
     @property
     def samples(self) -> int:
@@ -74,14 +71,6 @@ class StackedBatch(Batch):
     `sizes` and `specs` describe one batch.
     """
 
-    count: int
-    """The number of batches."""
-
-    @property
-    def steps(self) -> int:
-        """The number of global batches."""
-        return self.count
-
     @property
     def shape(self) -> tuple:
         """The shapes and dtypes of a replica's shard of one batch."""
@@ -89,7 +78,7 @@ class StackedBatch(Batch):
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields the batches one by one."""
-        for position in range(self.count):
+        for position in range(self.steps):
             shards = [
                 [batch_at(leaf, position) for leaf in shard]
                 for shard in self.shards

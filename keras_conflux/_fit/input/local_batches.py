@@ -94,13 +94,13 @@ class LocalSharder(BatchSharder):
     def _described(self, batches: Sequence[Batch | StackedBatch]) -> _Told:
         told = _Told([], [], [])
         for batch in batches:
-            count = getattr(batch, "count", 1)
             samples = sum(batch.sizes)
             text = str(_description(batch)).encode()
             kind = zlib.crc32(text) if samples else 0
-            told.samples += [samples] * count
-            told.kinds += [kind] * count
-            told.stacks.append(getattr(batch, "count", 0))
+            told.samples += [samples] * batch.steps
+            told.kinds += [kind] * batch.steps
+            is_stack = isinstance(batch, StackedBatch)
+            told.stacks.append(batch.steps if is_stack else 0)
         return told
 
     def _joined(
