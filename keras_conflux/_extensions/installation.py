@@ -94,7 +94,10 @@ SHARDING = (
 
 def _cut_variables() -> None:
     parts.cut_by(cutting)
-    tape.differentiate_in(gathered_weights.differentiating)
+    of_step = gathered_weights.GatheredWeights.of
+    tape.differentiate_in(
+        lambda step, *given: of_step(step).differentiating(*given)
+    )
     when_used(functools.partial(patch_all, SHARDING))
 
 

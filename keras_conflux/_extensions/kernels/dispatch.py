@@ -20,11 +20,11 @@ from keras_conflux._extensions.kernels import masks
 from keras_conflux._extensions.kernels.compiled_shapes import CompiledShapes
 from keras_conflux._extensions.kernels.fused import Fused
 from keras_conflux._extensions.kernels.limits import Request
+from keras_conflux._extensions.kernels.limits import sizes
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
 
 _log = logging.getLogger("keras_conflux")
-_said: set[str] = set()
 
 
 def dot_product_attention(
@@ -64,15 +64,15 @@ def _fused(
     inputs = request.query, request.key, request.value
     shapes = [*map(shape_of, inputs)]
     _say(f"{step.name}: attention is fused for queries {shapes[0]}.")
+    (_, length, _, size), (_, keys, *_) = map(sizes, shapes[:2])
     mask = None
     if request.mask is not None:
         given = tf.ensure_shape(request.mask, shape_of(request.mask))
-        lengths = shapes[0][1], shapes[1][1]
-        mask = masks.Mask.broadcast(given, request.is_causal, *lengths)
+        mask = masks.Mask.broadcast(given, request.is_causal, length, keys)
     is_causal = request.is_causal and mask is None
     scale = request.scale
     if scale is None:
-        scale = 1 / math.sqrt(shapes[0][3])
+        scale = 1 / math.sqrt(size)
 
     keras_own = functools.partial(
         composed,
@@ -104,8 +104,7 @@ def _note_rows(
             step.kinds.mark(output, combined(of_rows, 0))
 
 
+@functools.cache
 def _say(message: str) -> None:
     """Logs a message the first time."""
-    if message not in _said:
-        _said.add(message)
-        _log.debug(message)
+    _log.debug(message)

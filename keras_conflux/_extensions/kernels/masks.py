@@ -10,9 +10,10 @@ through the mean are added to theirs.
 
 import dataclasses
 import functools
-from typing import Any
 
 import tensorflow as tf
+
+from keras_conflux._extensions.kernels.limits import sizes
 
 _LOW = {tf.bfloat16: -(2.0**41), tf.float16: -(2.0**15)}
 """The summand of scores that are not allowed. cuDNN's kernels subtract two of
@@ -41,7 +42,7 @@ class Mask:
             length: The number of queries.
             keys: The number of keys.
         """
-        shape = _sizes(mask)
+        shape = sizes(mask.shape)
         mask = tf.reshape(mask, [1] * (4 - len(shape)) + shape)
         triangle = tf.ones([length, keys], tf.bool)
         if is_causal:
@@ -68,7 +69,7 @@ class Mask:
         if _LOW[output.dtype] <= _NO_SCORE_COUNTS:
             return output
         means = tf.reduce_mean(tf.cast(values, tf.float32), 1, keepdims=True)
-        (_, _, heads, _), (_, _, key_heads, _) = _sizes(output), _sizes(values)
+        heads, key_heads = sizes(output.shape)[2], sizes(values.shape)[2]
         means = tf.repeat(
             tf.cast(means, output.dtype), heads // key_heads, axis=2
         )
@@ -82,13 +83,8 @@ class Mask:
         self, upstream: tf.Tensor, values: tf.Tensor
     ) -> tf.Tensor:
         """Returns the values' gradients through the means of hidden rows."""
-        batch, keys, heads, size = _sizes(values)
+        batch, keys, heads, size = sizes(values.shape)
         theirs = tf.where(self._hidden_rows, tf.cast(upstream, tf.float32), 0.0)
         summed = tf.reduce_sum(theirs, axis=1, keepdims=True) / keys
         summed = tf.reshape(summed, [batch, 1, heads, -1, size])
         return tf.cast(tf.reduce_sum(summed, axis=3), values.dtype)
-
-
-def _sizes(tensor: Any) -> list[int]:
-    """Returns the sizes of a tensor of known shape."""
-    return tensor.shape.as_list()

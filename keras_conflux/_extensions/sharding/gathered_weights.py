@@ -100,13 +100,6 @@ def _forget_all() -> None:
         GatheredWeights.of(step).forget_all()
 
 
-def differentiating(
-    step: Step, sources: list[Any], found: list[Any]
-) -> contextlib.AbstractContextManager[None]:
-    """Gathers weights again for the backward pass, which is traced here."""
-    return GatheredWeights.of(step).differentiating(sources, found)
-
-
 class _Unit:
     """Weights that are gathered together, in one dtype.
 
