@@ -208,20 +208,17 @@ def _chosen(kinds: list[Kind]) -> list[Kind]:
     return [OPAQUE if kind.role is Role.OPAQUE else DERIVED for kind in kinds]
 
 
-def _from_tensor(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _from_tensor(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Makes a list of the entries along the first axis."""
-    del operation
     return inputs[0].at(inputs[0].axis - 1) if inputs[0].axis else None
 
 
-def _stack(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation
+def _stack(_: tf.Operation, inputs: list[Kind]) -> Kind:
     return inputs[0].at(inputs[0].axis + 1)
 
 
-def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _first(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Takes an element of a list: zeros of a shape, if it has none yet."""
-    del operation
     is_of_rows = inputs[0].role is Role.ROWS
     is_told = is_of_rows or inputs[-1].role is not Role.SHAPE
     return inputs[0] if is_told else None

@@ -73,14 +73,12 @@ ENTRY_BY_ENTRY = (
 )
 
 
-def unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def unchanged(_: tf.Operation, inputs: list[Kind]) -> Kind:
     """Follows an operation that returns each entry in its place."""
-    del operation
     return inputs[0]
 
 
-def _total(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation
+def _total(_: tf.Operation, inputs: list[Kind]) -> Kind:
     return inputs[0] if len(set(inputs)) == 1 else TOTAL
 
 
@@ -161,8 +159,7 @@ def _of_one_rank(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return entry_by_entry(operation, inputs) if len(ranks) == 1 else None
 
 
-def _each(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
-    del operation
+def _each(_: tf.Operation, inputs: list[Kind]) -> list[Kind]:
     return inputs
 
 

@@ -18,9 +18,8 @@ from keras_conflux._batch_analysis.rule import rows_among
 from keras_conflux._batch_analysis.rule import rules_of
 
 
-def _first_axis(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _first_axis(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows a computation of each entry along the first axis."""
-    del operation
     of_rows = rows_among(inputs)
     if any(kind.axis != 0 for kind in of_rows):
         return None
@@ -76,11 +75,8 @@ def _to_tensor(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind_of_filled(values, beginnings)
 
 
-def _split_strings(
-    operation: tf.Operation, inputs: list[Kind]
-) -> list[Kind] | None:
+def _split_strings(_: tf.Operation, inputs: list[Kind]) -> list[Kind] | None:
     """Follows the words of each string, in a sparse tensor."""
-    del operation
     if inputs[0].axis or inputs[0].entries is not Entries.ONE:
         return None
     words = inputs[0].with_entries(Entries.VARYING)

@@ -96,14 +96,13 @@ def _added_up(inputs: list[Kind]) -> Kind | None:
     return MEAN if divided else TOTAL
 
 
-def _sum_of_filters(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _sum_of_filters(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the gradient of a convolution by its filters.
 
     Of no images, which a part may have where each sample has some, TensorFlow
     does not always make zeros.
     """
-    del operation
-    images, _, slopes = inputs
+    images, slopes = inputs[0], inputs[2]
     if images.axis or slopes.axis or not images.regular:
         return None
     return _added_up([images, slopes])

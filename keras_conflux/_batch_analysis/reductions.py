@@ -148,10 +148,9 @@ def _largest(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return mixed_rows([Kind(inputs[0].role, entries=Entries.SAME)], rank - 1)
 
 
-def _grouped_sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _grouped_sum(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows `unsorted_segment_sum(rows, groups, how_many)`."""
-    del operation
-    values, groups, _ = inputs
+    values, groups = inputs[:2]
     if values.axis or groups.axis or values.entries is not groups.entries:
         return None
     return TOTAL

@@ -52,9 +52,8 @@ def _rows_of(sizes: Kind) -> Kind:
     return Kind(Role.ROWS, sizes.axis, sizes.entries)
 
 
-def _filled(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def _filled(_: tf.Operation, inputs: list[Kind]) -> Kind:
     """Follows `fill(shape, value)`."""
-    del operation
     return _rows_of(inputs[0])
 
 
@@ -101,9 +100,8 @@ def _tiled_by_a_shape(
     return mixed_rows([found], times.axis)
 
 
-def _range(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _range(operation: tf.Operation, _: list[Kind]) -> Kind | None:
     """Follows the shape of the positions of samples."""
-    del inputs
     begin, step = (static_value(operation.inputs[i]) for i in (0, 2))
     is_exact = operation.outputs[0].dtype.is_integer
     if begin != 0 or step != 1 or not is_exact:
