@@ -34,7 +34,6 @@ from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication import sums
 from keras_conflux._replication.common_program import CommonProgram
-from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
