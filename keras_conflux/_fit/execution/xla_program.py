@@ -73,7 +73,9 @@ class XlaProgram(StepPrograms):
     def _trace(
         self, shard_specs: list[Tree], limit: int, shape: tuple
     ) -> TracedProgram:
-        shapes = [each for each, _ in shape]
+        # Made here: inside of a replica no scope can be entered.
+        ranks = self._strategy.ranks if self._communicator.size > 1 else None
+        compiled = CompiledStep([each for each, _ in shape], ranks)
 
         def all_replicas(steps: tf.Tensor, stacked: list[list[Any]]) -> Tree:
             count = len(stacked)
@@ -88,7 +90,7 @@ class XlaProgram(StepPrograms):
                     output = shared[0].for_replica(index, *arguments)
                 else:
                     program = self._many_steps(
-                        shard_specs[index], limit, shapes
+                        shard_specs[index], limit, compiled
                     )
                     trace = SharedTrace(program, arguments)
                     output = trace(*arguments)
@@ -131,16 +133,13 @@ class XlaProgram(StepPrograms):
         )
 
     def _many_steps(
-        self, shard_spec: Tree, limit: int, shapes: list
+        self, shard_spec: Tree, limit: int, compiled: CompiledStep
     ) -> Callable:
         """Returns the program of a replica, on as many as `limit` batches.
 
         The constant batch fraction has XLA leave out what uneven batches need.
         """
         count = self._communicator.size
-        compiled = CompiledStep(
-            shapes, self._strategy.ranks if count > 1 else None
-        )
 
         def place() -> Place:  # shards are even
             return Place(1, tf.cast(rank_as_tensor(), tf.uint64), count)
