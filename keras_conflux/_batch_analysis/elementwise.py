@@ -207,7 +207,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Neg": (Rule(like(0), LINEAR | ANY_ROWS),),
     "IdentityN": (Rule(_each, ~Form(0), ...),),
     "Cast": (
-        Rule(_of_floats, LINEAR | Form.DIVIDED),
+        Rule(_of_floats, LINEAR | Form.DIVIDED | Form.PLACES),
         *ENTRY_BY_ENTRY,
     ),
 }

@@ -57,6 +57,8 @@ class Kind:
     they depend on other samples or are in another order."""
     divided: bool = False
     """Whether the rows were divided by a COUNT."""
+    are_positions: bool = False
+    """Whether the entries are positions of samples, as `tf.where` finds."""
     blocks: int = 1
     """How many tensors of rows were joined along the axis, one after the
     other."""
@@ -75,6 +77,8 @@ class Kind:
         """The form that rules accept, the same for rows that are mixed."""
         if self.role is not Role.ROWS:
             return Form.COUNTED if self.counted else Form[self.role.name]
+        if self.are_positions:
+            return Form.PLACES
         if self.divided:
             return Form.DIVIDED
         return Form.JOINED if self.blocks > 1 else Form.ROWS
@@ -93,7 +97,7 @@ class Kind:
     @property
     def depends_on_other_samples(self) -> bool:
         """Whether a row differs from one device's row for its sample."""
-        return self.mixed or self.divided
+        return self.mixed or self.divided or self.are_positions
 
     @property
     def is_out_of_order(self) -> bool:
@@ -117,6 +121,7 @@ class Form(enum.IntFlag):
     ROWS = enum.auto()
     JOINED = enum.auto()
     DIVIDED = enum.auto()
+    PLACES = enum.auto()
     COUNT = enum.auto()
     SHAPE = enum.auto()
     TOTAL = enum.auto()

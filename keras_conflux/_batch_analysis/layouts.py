@@ -260,11 +260,11 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _SUMS,
     ),
     "ExpandDims": (
-        Rule(expand_dims, ANY_ROWS, Form.EQUAL),
+        Rule(expand_dims, ANY_ROWS | Form.PLACES, Form.EQUAL),
         _SUMS,
     ),
     "Squeeze": (
-        Rule(squeeze, ANY_ROWS),
+        Rule(squeeze, ANY_ROWS | Form.PLACES),
         Rule(like(0), LINEAR),
     ),
     "Reshape": (

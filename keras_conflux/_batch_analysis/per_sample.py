@@ -1,5 +1,7 @@
 """The kinds of the results of operations that treat each sample alone."""
 
+import dataclasses
+
 import tensorflow as tf
 
 from keras_conflux._batch_analysis.kinds import DERIVED
@@ -80,7 +82,7 @@ def _split_strings(_: tf.Operation, inputs: list[Kind]) -> list[Kind] | None:
     if inputs[0].axis or inputs[0].entries is not Entries.ONE:
         return None
     words = inputs[0].with_entries(Entries.VARYING)
-    return [DERIVED, words, DERIVED]
+    return [dataclasses.replace(words, are_positions=True), words, DERIVED]
 
 
 _WITH_TWO = Rule(_first_axis, ROWS, ROWS)

@@ -109,10 +109,10 @@ def _range(operation: tf.Operation, _: list[Kind]) -> Kind | None:
     return mixed_rows([Kind(Role.ROWS, entries=Entries.SAME)], 0)
 
 
-_SIZES = Rule(_shape_of, ANY_ROWS | LINEAR | SAME, ...)
+_SIZES = Rule(_shape_of, ANY_ROWS | Form.PLACES | LINEAR | SAME, ...)
 RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of("Shape ShapeN", _SIZES),
-    "Size": (Rule(_size_of, ANY_ROWS | LINEAR | Form.RANDOM),),
+    "Size": (Rule(_size_of, ANY_ROWS | Form.PLACES | LINEAR | Form.RANDOM),),
     "Rank": (Rule(always(EQUAL), ~Form.OPAQUE),),
     "Fill": (
         Rule(_filled, Form.SHAPE, SAME),

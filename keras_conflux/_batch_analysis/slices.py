@@ -183,6 +183,19 @@ def _in_batches(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return combined([values, indices], values.axis)
 
 
+def _of_places(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows samples that positions find in any part of the batch."""
+    values, places = inputs[:2]
+    is_one_each = values.entries is Entries.ONE
+    if not is_one_each or _gather_axis(operation) != values.axis:
+        return None
+    if operation.inputs[1].shape[1:].num_elements() != 1:
+        return None
+    return dataclasses.replace(
+        places, axis=values.axis + places.axis, are_positions=False
+    )
+
+
 def _shape_of_taken(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the shape of entries that samples take from other samples."""
     axis = _gather_axis(operation)
@@ -211,6 +224,26 @@ def _looked_up_entries(
     """Follows entries of a table that samples look up by several numbers."""
     last = (operation.inputs[1].shape.rank or 0) - 1
     return inputs[1] if inputs[1].axis < last else None
+
+
+def _samples_at_places(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows `gather_nd(rows, where(...))`, whose first number is a place."""
+    values, places = inputs
+    if values.entries is not Entries.ONE or values.axis != 0:
+        return None
+    if operation.inputs[1].shape.rank != 2 or places.axis != 0:
+        return None  # as other numbers than the first may be taken for one
+    return dataclasses.replace(places, are_positions=False)
+
+
+def _where(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the positions of true entries, some per sample."""
+    kind = inputs[0]
+    if kind.axis != 0 or kind.entries is not Entries.ONE:
+        return None
+    return Kind(Role.ROWS, 0, Entries.VARYING, are_positions=True)
 
 
 def _slice(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -279,13 +312,18 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_looked_up, SAME, ROWS, Form.EQUAL),
         Rule(_of_each_sample, ANY_ROWS, Form.EQUAL, Form.EQUAL),
         Rule(_in_batches, ROWS, ROWS, Form.EQUAL),
+        Rule(_of_places, Form.ROWS, Form.PLACES, Form.EQUAL),
         Rule(_shape_of_taken, _UNKNOWN_VALUES, ROWS, Form.EQUAL),
         Rule(_gathered_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
         Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
     ),
     "ResourceGather": (Rule(like(1), Form.EQUAL, ROWS),),
-    "GatherNd": (Rule(_looked_up_entries, SAME, ROWS),),
+    "GatherNd": (
+        Rule(_looked_up_entries, SAME, ROWS),
+        Rule(_samples_at_places, Form.ROWS, Form.PLACES),
+    ),
     "ResourceGatherNd": (Rule(_looked_up_entries, Form.EQUAL, ROWS),),
+    "Where": (Rule(_where, Form.ROWS),),
     "Slice": (
         Rule(_slice, ANY_ROWS, Form.EQUAL, Form.EQUAL),
         Rule(_slice_to_a_shape, Form.ROWS, Form.EQUAL, Form.SHAPE),

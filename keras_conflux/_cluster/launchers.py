@@ -101,7 +101,8 @@ def _from_arguments(
             f"Got {len(addresses)} addresses, but no index. Give the index of "
             "this process' address as `index`."
         )
-    return Cluster(tuple(addresses), index or 0, "the arguments of initialize")
+    own = 0 if index is None else index
+    return Cluster(tuple(addresses), own, "the arguments of initialize")
 
 
 def _from_environment(

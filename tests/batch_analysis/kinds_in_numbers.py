@@ -5,6 +5,7 @@ A part of no samples is a stand-in, as that of a replica without samples.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 import tensorflow as tf
@@ -80,6 +81,8 @@ def combined(kind, numbers):
 
 
 def _joined(kind, numbers):
+    if kind.are_positions:
+        return _places(kind, numbers)
     parts = [
         part * (size / numbers.batch) if kind.divided else part
         for part, size in numbers.of_samples()
@@ -96,6 +99,20 @@ def _joined(kind, numbers):
         for found in by_block
     ]
     return np.concatenate(joined, kind.axis)
+
+
+def _places(kind, numbers):
+    """Returns positions of samples in the batch, for those in each part."""
+    begin, moved = 0, []
+    for part, size in numbers.of_samples():
+        rows = np.moveaxis(part, kind.axis, 0)
+        flat = rows.reshape(len(rows), math.prod(rows.shape[1:])).copy()
+        if not np.all((flat[:, 0] >= 0) & (flat[:, 0] < size)):
+            raise ValueError("not positions of samples")
+        flat[:, 0] += begin
+        moved.append(np.moveaxis(flat.reshape(rows.shape), 0, kind.axis))
+        begin += size
+    return np.concatenate(moved, kind.axis)
 
 
 def fault(kind, numbers):

@@ -54,6 +54,7 @@ NAMES = {
     **dict.fromkeys(("rows", "some", "pairs"), Form.ROWS),
     **dict.fromkeys(("mixed", "mixed pairs"), Form.ROWS),
     **{"joined": Form.JOINED, "divided": Form.DIVIDED},
+    **{"positions": Form.PLACES, "places": Form.PLACES},
     **{"counts": Form.COUNT, "count": Form.COUNT},
     **dict.fromkeys(("shape", "shape of pairs", "shape of some"), Form.SHAPE),
     **{
@@ -375,13 +376,14 @@ class Candidate:
     is_real: bool
 
 
-_OF_ROWS = Form.JOINED | Form.DIVIDED
+_OF_ROWS = Form.JOINED | Form.DIVIDED | Form.PLACES
 _PRETENDED = {
     Form.EQUAL: EQUAL,
     Form.RANDOM: RANDOM,
     Form.ROWS: rows(0),
     Form.JOINED: Kind(Role.ROWS, entries=Entries.SAME, blocks=2),
     Form.DIVIDED: Kind(Role.ROWS, divided=True),
+    Form.PLACES: Kind(Role.ROWS, entries=Entries.VARYING, are_positions=True),
     Form.COUNT: COUNT,
     Form.SHAPE: shape(0),
     Form.TOTAL: TOTAL,
@@ -458,7 +460,7 @@ def _names_of(slot, form):
 
 _OPERANDS = (*FORMS, *OTHERS)
 _OF_CONSTANTS = (
-    *("random", "rows", "joined", "count", "sizes", "total"),
+    *("random", "rows", "joined", "positions", "count", "sizes", "total"),
     *("counted", "mean", "derived", "opaque"),
 )
 
@@ -509,6 +511,6 @@ def _can_be(form, dtype):
         return is_float
     if form is Form.SHAPE:
         return dtype in (tf.int32, tf.int64)
-    if form & (Form.COUNT | Form.TOTAL | Form.COUNTED):
+    if form & (Form.PLACES | Form.COUNT | Form.TOTAL | Form.COUNTED):
         return is_float or dtype.is_integer
     return True

@@ -86,7 +86,7 @@ def are_aligned(forms):
     lengths = {
         LENGTHS.get(form, "one")
         for form in forms
-        if form in (*ROW_FORMS, *SHAPES)
+        if form in (*ROW_FORMS, *SHAPES, "positions")
     }
     return len(lengths) < 2
 
@@ -278,6 +278,7 @@ _SOME_OF_ALL = [
     *alone("real"),
     *alone("int", SOME_SHAPES),
     *[case(S(*shape)) for shape in SOME_SHAPES],
+    case(V("unit", (), ("places",))),
 ]
 of("Identity StopGradient Snapshot", _SOME_OF_ALL)
 of("PreventGradient", [case(x) for x in rowwise("real")])
@@ -318,6 +319,7 @@ for _from, _to in (
 ):
     of("Cast", alone(_from, SOME_SHAPES, DstT=_to))
 of("Bitcast", alone("int", SOME_SHAPES, type="uint32"))
+of("Cast", [case(V("unit", (), ("places",)), DstT="int32")])
 _FLAG = ("equal", "rows", "mixed", "derived")
 of(
     "SelectV2",
@@ -408,8 +410,8 @@ of(
 )
 of("Softmax LogSoftmax", alone("real"))
 of("FFT IFFT", alone("complex", SOME_SHAPES))
-_LENGTH = K([2], without=("rows", "joined"))
-_LENGTHS = K([2, 2], without=("rows", "joined"))
+_LENGTH = K([2], without=("positions", "rows", "joined"))
+_LENGTHS = K([2, 2], without=("positions", "rows", "joined"))
 of("RFFT", [case(x, _LENGTH, Tcomplex="complex128") for x in rowwise("real")])
 of("IRFFT", [case(x, _LENGTH, Treal="float64") for x in rowwise("complex")])
 of("NthElement", [case(x, K(1)) for x in rowwise("real", SOME_SHAPES[1:])])
@@ -468,7 +470,8 @@ of("BiasAddGrad", [case(V("real", (N, 3, 2, 2)), data_format="NCHW")])
 
 # Shapes.
 
-of("Shape Size", alone("real"))
+_PLACES = V("unit", (), ("places",))
+of("Shape Size", [*alone("real"), case(_PLACES)])
 of("ShapeN", [case(L(V("real", s, FEW), V("real", s))) for s in SOME_SHAPES])
 _NUMBER = V("real", (), STATISTICS)
 of("Fill", [case(S(*shape), _NUMBER) for shape in ALL_SHAPES])
@@ -481,7 +484,7 @@ of(
     ],
 )
 of("BroadcastTo", [case(_NUMBER, K([2, 3])), case(_NUMBER, K([]))])
-of("Rank", alone("real", SOME_SHAPES))
+of("Rank", [*alone("real", SOME_SHAPES), case(_PLACES)])
 _END = V("digit", (), ("count", "total", "derived"))
 of("Range", [case(K(0), _END, K(1)), case(K(1), _END, K(1))])
 of("Range", [case(K(0), _END, K(2))])
@@ -722,6 +725,14 @@ of(
 of(
     "GatherV2",
     [
+        case(V("real", shape, ROW_FORMS), V("unit", (), ("places",)), K(axis))
+        for shape in ((N, 3), (2, N))
+        for axis in (0, 1)
+    ],
+)
+of(
+    "GatherV2",
+    [
         case(S(*shape), K(index), K(0))
         for shape in ((N, 3), (2, N), (2, N, 3))
         for index in (0, 1, [1, 0], [0], [1])
@@ -729,13 +740,17 @@ of(
 )
 of(
     "GatherNd",
-    [
-        case(V("real", (N, 3), ("rows", "mixed")), V("zero", (N, 1), FEW)),
-        *[case(_TABLE, V("int", (N, depth))) for depth in (1, 2)],
+    [case(_TABLE, V("int", (N, depth))) for depth in (1, 2)]
+    + [
         case(_TABLE, V("int", (N, 2, 1), FEW)),
         case(V("real", (4, 3), STATISTICS), V("int", (2, N), FEW)),
+        case(V("real", (N, 3)), V("unit", (), ("places",))),
+        case(V("real", (2, N)), V("unit", (), ("places",))),
+        case(V("real", (N, 3), ("rows", "mixed")), V("zero", (N, 1), FEW)),
     ],
 )
+for _domain in ("bool", "int", "real"):
+    of("Where", alone(_domain, SOME_SHAPES))
 
 # Joins and moves.
 
@@ -814,7 +829,8 @@ of(
         case(V("real", shape), K(axis))
         for shape in SOME_SHAPES
         for axis in range(-1, len(shape) + 1)
-    ],
+    ]
+    + [case(_PLACES, K(axis)) for axis in (0, 1, 2)],
 )
 of(
     "Squeeze",
@@ -822,7 +838,8 @@ of(
         case(V("real", shape), axis=list(axes))
         for shape in ((N, 1), (1, N), (N, 3, 1), (1, N, 1), (3, 1, N))
         for axes in ([], [-1], [0], [1], [0, 2])
-    ],
+    ]
+    + [case(_PLACES, axis=[1])],
 )
 of(
     "Reshape",
@@ -1305,6 +1322,14 @@ class Made:
     forms: tuple = ("made",)
 
 
+def _places_apart(operands, _):
+    """Makes places in the batch, each number of which is on its own."""
+    with operands.graph.as_default():
+        places = tf.where(operands("rows", "bool", (N, 1)))
+        return tf.expand_dims(places, 2)
+
+
+of("GatherNd", [case(V("real", (N, 3), ("rows",)), Made(_places_apart))])
 _CHOSEN = Made(lambda operands, _: operands.chosen_draws())
 of("Shape Size", [case(_CHOSEN)])
 of("ShapeN", [case(L(_CHOSEN, V("real", (N, 3))))])

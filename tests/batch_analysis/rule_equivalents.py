@@ -195,7 +195,8 @@ _RIGHT = (
     (
         _NOT_TOLD,
         "Multinomial",
-        "0.0 JOINED, 0.0 DIVIDED, 1.0 COUNT, 1.0 TOTAL, 1.0 COUNTED, 1.0 MEAN",
+        "0.0 JOINED, 0.0 DIVIDED, 0.0 PLACES, 1.0 COUNT, 1.0 TOTAL, 1.0 "
+        "COUNTED, 1.0 MEAN",
     ),
     (
         _QUOTIENT,
@@ -249,7 +250,17 @@ _RIGHT = (
     (
         _NOT_TOLD,
         "TensorListFromTensor",
-        "0.0 JOINED",
+        "0.0 JOINED, 0.0 PLACES",
+    ),
+    (
+        _NOT_TOLD,
+        "Min Slice Transpose",
+        "0.0 PLACES",
+    ),
+    (
+        _NOT_TOLD,
+        "GatherNd",
+        "0.0 PLACES",
     ),
     (
         _NOT_TOLD,
@@ -363,7 +374,7 @@ _NOT_YET = (
     "StatelessRandomUniformFullIntV2 StatelessRandomUniformInt "
     "StatelessRandomUniformIntV2 StatelessRandomUniformV2 "
     "StatelessTruncatedNormal StatelessTruncatedNormalV2 StridedSliceGrad "
-    "StringSplitV2 TruncatedNormal"
+    "StringSplitV2 TruncatedNormal Where"
 )
 NOT_WALKED = _NOT_YET.split()
 """Types whose wider rules have not all been decided: each may be right, or the

@@ -47,9 +47,13 @@ def _wrong_rows(kind, rank):
         yield "axis", kind.at((kind.axis + 1) % rank)
     if kind.mixed:
         yield "not mixed", dataclasses.replace(kind, mixed=False)
+    elif not kind.are_positions:
+        yield "places", dataclasses.replace(kind, are_positions=True)
+    if kind.are_positions:
+        yield "no places", dataclasses.replace(kind, are_positions=False)
     if kind.blocks > 1:
         yield "one block", dataclasses.replace(kind, blocks=1, joined=())
-    elif not kind.mixed:
+    elif not kind.mixed and not kind.are_positions:
         divided = not kind.divided
         yield "divided", dataclasses.replace(kind, divided=divided)
     for entries in _more_regular(kind.entries):
@@ -67,6 +71,7 @@ def class_of(kind):
     claims = {
         "mixed": kind.mixed,
         "divided": kind.divided,
+        "places": kind.are_positions,
         "counted": kind.counted,
     }
     words += [name for name, holds in claims.items() if holds]

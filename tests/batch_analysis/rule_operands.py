@@ -1,5 +1,7 @@
 """Tensors of each kind, made of the leaves of a batch, and their numbers."""
 
+import itertools
+import math
 import zlib
 
 import numpy as np
@@ -31,7 +33,7 @@ SHAPES = ("shape", "shape of pairs", "shape of some")
 FORMS = (*ROW_FORMS, *STATISTICS)
 OTHERS = (
     *("opaque", "long opaque", "long derived"),
-    *("sizes", "two sizes", "counts"),
+    *("sizes", "two sizes", "counts", "positions"),
 )
 """What inputs may be that are given to rules which do not accept them."""
 FEW = ("rows", "some", "mixed", "joined", "divided", "equal", "total")
@@ -39,6 +41,7 @@ LENGTHS = {
     **{"pairs": "pairs", "mixed pairs": "pairs"},
     **{form: form for form in ("some", "joined")},
     **{"shape of pairs": "pairs", "shape of some": "some"},
+    "positions": "positions",
 }
 """Which forms have as many rows as others; the rest has one per sample."""
 
@@ -125,6 +128,8 @@ class Operands:
         if form in SHAPES:
             value = self({"shape": "rows"}.get(form, form[9:]), domain, shape)
             return tf.shape(value)
+        if form == "places":
+            return tf.where(self._keep())
         if form in OTHERS:
             return self._of_others(form, domain, shape, slot)
         if form in (*ROW_FORMS, "triples"):
@@ -132,6 +137,9 @@ class Operands:
                 return None
             return self._rows(form, domain, shape, slot)
         return self._statistic(form, domain, shape, slot)
+
+    def _keep(self):
+        return self.leaf("keep", ())
 
     def leaf(self, domain, others, per_sample=1, slot=0):
         """Returns a leaf of the batch: a tensor of a row, or more, a sample."""
@@ -190,11 +198,10 @@ class Operands:
     def _rows(self, form, domain, shape, slot):
         axis = shape.index(None)
         if form == "some":
-            x = self("rows", domain, shape, slot)
-            places = tf.squeeze(tf.where(self.leaf("keep", ())), [1])
-            chosen = tf.gather(x, places, axis=axis)
-            self.kinds.mark(chosen, rows(axis, regular=False))
-            return chosen
+            places = tf.squeeze(self("places", "unit", ()), [1])
+            return tf.gather(
+                self("rows", domain, shape, slot), places, axis=axis
+            )
         if form.startswith("mixed"):
             plain = {"mixed": "rows"}.get(form, form[6:])
             return tf.reverse(self(plain, domain, shape, slot), [axis])
@@ -277,7 +284,26 @@ class Operands:
             if len(static) != 1 or value.dtype not in (np.int32, np.int64):
                 return None
             return self._given(kind_of_shape(0), _with_sizes(value, sizes))
-        return None
+        if value.dtype.kind not in "ifc" or None not in shape:
+            return None
+        return self._positions(value.dtype, shape)
+
+    def _positions(self, dtype, shape):
+        """Returns positions of some samples, of at least one in each part."""
+        kept = np.array([0, 2, 3, 4, 6])
+        ends = np.cumsum([0, *SIZES[:-1]])
+        spans = [*itertools.pairwise(ends), (0, 1), (0, BATCH)]
+        axis = shape.index(None)
+        others = [size for size in shape if size is not None]
+        values = []
+        for begin, end in spans:
+            found = kept[(kept >= begin) & (kept < end)] - begin
+            flat = np.full((len(found), max(math.prod(others), 1)), 9)
+            flat[:, 0] = found
+            rows_of = flat.reshape(len(found), *others).astype(dtype)
+            values.append(np.moveaxis(rows_of, 0, axis))
+        kind = Kind(Role.ROWS, axis, Entries.VARYING, are_positions=True)
+        return self._given(kind, values)
 
     def instead_of(self, value, form, step):
         """Returns a tensor of a form where a call has a constant, or `None`.
@@ -330,6 +356,8 @@ class Operands:
             return self._given(kind_of_shape(0), _with_sizes(value, sizes))
         if not value.ndim:
             return None
+        if form == "positions":
+            return self._positions(value.dtype, (None, *value.shape[1:]))
         return self._rows_instead_of(value, form, step)
 
     def _rows_instead_of(self, value, form, step):
