@@ -25,7 +25,7 @@ STATISTIC = LINEAR | Form.DERIVED
 ROWS = Form.ROWS | Form.JOINED
 """The forms of rows that are one device's."""
 ANY_ROWS = ROWS | Form.DIVIDED
-"""The forms of rows, but for positions of samples."""
+"""The forms of rows."""
 
 Claim = Callable[[tf.Operation, list[Kind]], Any]
 """Returns the kind of all outputs, a list of them, or `None` if it is not sure.

@@ -208,7 +208,6 @@ class Writes(Exit):
             if is_replicated(keras_variables.backing(variable))
         ]
         self._warn_of_counters([*filter(is_counter, replicated)])
-        exact: list[tuple[keras.Variable, tf.Tensor]] = []
         unclear: list[keras.Variable] = []
         for weight in itertools.filterfalse(is_counter, replicated):
             values, traced_here = self._values(weight)
@@ -216,17 +215,14 @@ class Writes(Exit):
                 continue
             own = id(weight) in self._own_statistics
             if values and traced_here and not own:
-                exact.append((weight, values[-1]))
-            else:
-                if values and not self._are_averaged_well(weight, values):
-                    _warn_of_inner_write(self.step, weight)
-                unclear.append(weight)
-        for weight, value in exact:
-            try:
-                weight.assign(global_values([value], self.step)[0])
-            except NotDerivable:
-                _warn_of_weight(self.step, weight)
-                unclear.append(weight)
+                try:
+                    weight.assign(global_values(values[-1:], self.step)[0])
+                    continue
+                except NotDerivable:
+                    _warn_of_weight(self.step, weight)
+            elif values and not self._are_averaged_well(weight, values):
+                _warn_of_inner_write(self.step, weight)
+            unclear.append(weight)
         self._reduce_by_change(unclear)
 
     def _values(self, weight: keras.Variable) -> tuple[_Values, bool]:
