@@ -16,9 +16,10 @@ import json
 import os
 import re
 import select
+import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,9 +55,11 @@ def call_roll(
     with server:
         if loopback.are_local(addresses):
             loopback.bind_to_loopback(server)
-        if index == 0:
-            return _answered(server, names, seconds)[1]
-        return _reported(addresses[0], index, len(addresses), seconds)[1]
+        if index > 0:
+            _, wrong = _reported(addresses[0], index, len(addresses), seconds)
+        else:
+            _, wrong = _answered(server, names, seconds)
+        return wrong
 
 
 def hosts_of_all(
@@ -86,7 +89,7 @@ def _answered(
     server: socket.socket, names: Sequence[str], seconds: float
 ) -> tuple[list[str], str | None]:
     """Waits for the others, and answers all of them."""
-    with contextlib.closing(_Callers(server)) as callers:
+    with _Callers(server) as callers:
         come, wrong = _wait(callers, names, seconds)
         hosts = ["", *(_host(come[each]) for each in sorted(come))]
         callers.answer(wrong or _START + json.dumps(hosts))
@@ -108,9 +111,11 @@ def _host(caller: Any) -> str:
 def _listening_at(address: str) -> socket.socket:
     """Returns a server at the port of an address, on all interfaces."""
     _, port = split_address(address, "the address of this process")
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", port), family=family, dualstack_ipv6=both)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+        )
+    return socket.create_server(("", port))
 
 
 def _wait(
@@ -125,7 +130,7 @@ def _wait(
             missing = [names[i] for i in range(1, count) if i not in come]
             return come, (
                 f"Nobody has come in {seconds:g} s as {', '.join(missing)}."
-                f"{callers.others}"
+                f"{callers.others()}"
             )
         for caller, index, known in callers.introduced(end):
             if known != count:
@@ -147,25 +152,32 @@ class _Callers:
     """The callers of process 0."""
 
     def __init__(self, server: socket.socket) -> None:
-        server.setblocking(False)
         self._server = server
-        self._unknown: list[socket.socket] = []
+        self._selector = selectors.DefaultSelector()
+        self._unknown: dict[socket.socket, bytes] = {}
+        """The bytes received from them so far."""
         self._known: list[socket.socket] = []
-        self.others = ""
-        """Describes callers that have another token."""
+        self._has_other_tokens = False
 
-    def close(self) -> None:
+    def __enter__(self) -> "_Callers":
+        """Begins to listen."""
+        self._server.setblocking(False)
+        self._selector.register(self._server, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """Hangs up."""
+        self._selector.close()
         for each in (*self._unknown, *self._known):
             each.close()
 
     def introduced(
         self, end: float
-    ) -> Iterator[tuple[socket.socket, int, int]]:
+    ) -> Iterable[tuple[socket.socket, int, int]]:
         """Yields each caller, its index, and how many it knows of."""
         left = max(0.0, end - time.monotonic())
-        waiting = [self._server, *self._unknown]
-        for caller in select.select(waiting, [], [], left)[0]:
+        for key, _ in self._selector.select(left):
+            caller: Any = key.fileobj
             if caller is self._server:
                 self._accept()
             elif caller in self._unknown:
@@ -185,29 +197,45 @@ class _Callers:
             with contextlib.suppress(OSError):
                 _line(each, end)
 
+    def others(self) -> str:
+        """Describes callers that are not known."""
+        if self._has_other_tokens:
+            return (
+                f" Somebody has come with another {TOKEN}, which must be the "
+                "same in all processes."
+            )
+        return ""
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # who has gone again
             caller = self._server.accept()[0]
             caller.setblocking(False)
-            self._unknown.append(caller)
+            self._unknown[caller] = b""
+            self._selector.register(caller, selectors.EVENT_READ)
             if len(self._unknown) > _UNKNOWN_CALLERS:
-                self._unknown.pop(0).close()
+                first = next(iter(self._unknown))
+                self._selector.unregister(first)
+                del self._unknown[first]
+                first.close()
 
     def _listen(self, caller: socket.socket) -> tuple[int, int] | None:
-        """Returns the introduction of a caller, who says it at once."""
-        self._unknown.remove(caller)
-        said = b""
+        """Returns the introduction of a caller, when it is complete."""
+        said = self._unknown[caller]
+        more = b""
         with contextlib.suppress(OSError):
-            said = caller.recv(_INTRODUCTION_BYTES)
+            more = caller.recv(_INTRODUCTION_BYTES - len(said))
+        said += more
+        if more and b"\n" not in said and len(said) < _INTRODUCTION_BYTES:
+            self._unknown[caller] = said
+            return None
+        self._selector.unregister(caller)
+        del self._unknown[caller]
         found = _INTRODUCTION.fullmatch(said)
         if found is None or not int(found[1]) < int(found[2]):
             caller.close()  # somebody else, such as a check of the port
             return None
         if _text(said) is None:
-            self.others = (
-                f" Somebody has come with another {TOKEN}, which must be the "
-                "same in all processes."
-            )
+            self._has_other_tokens = True
             caller.close()
             return None
         self._known.append(caller)
