@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -95,15 +96,11 @@ def batch_at(stack: tf.Tensor, position: int) -> tf.Tensor:
     device_of_process = str(short_name(stack.backing_device))
     take = _graph_on(
         device_of_process,
-        _one,
+        operator.getitem,
         _spec_of_any_number(stack),
         tf.TensorSpec([], tf.int32),
     )
     return take(stack, tf.constant(position))
-
-
-def _one(stack: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
-    return stack[position]
 
 
 @functools.lru_cache(maxsize=256)
