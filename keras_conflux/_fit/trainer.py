@@ -85,12 +85,11 @@ def _fit(call: KerasCall) -> Any:
     plan, history = _run_on_replicas(call, strategy)
     for tell in _told_at_the_end:
         tell(model.name, plan.measurements)
-    if plan.compiled and strategy.communicator.size > 1:
-        # XLA sums in other orders on each GPU. Where an optimizer sums, as
-        # for `global_clipnorm`, copies come apart by roundings.
-        synchronization.synchronize(model)
-    elif plan.eager and strategy.communicator.spans_processes:
-        # Each has run the steps, and Python may have drawn other numbers.
+    # XLA sums in other orders on each GPU. Where an optimizer sums, as for
+    # `global_clipnorm`, copies come apart by roundings.
+    others = plan.compiled and strategy.communicator.size > 1
+    # Processes run eager steps apart, and Python may draw other numbers.
+    if others or (plan.eager and strategy.communicator.spans_processes):
         synchronization.synchronize(model)
     return history
 
