@@ -110,6 +110,9 @@ def test_what_it_says():
 
 
 def test_what_nobody_can_tell():
+    plain = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    assert kc.memory(plain).optimizer is None
+
     class Closed(keras.optimizers.SGD):
         def get_config(self):
             raise NotImplementedError

@@ -32,6 +32,35 @@ def test_the_value_of_a_tensor_in_a_step():
     assert any("`tf.print`" in note for note in raised.value.__notes__)
 
 
+def test_a_mean_of_gradients_of_an_average():
+    """The loss of TensorFlow's tutorial, which its strategies add up."""
+    layer = keras.layers.Dense(1, use_bias=False)
+    model = kc.replicate(keras.Sequential([keras.Input((8,)), layer]), MANY)
+
+    def step(x, op, **options):
+        with tf.GradientTape() as tape:
+            losses = tf.squeeze(model(x), 1)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=len(X))
+        return kc.allreduce(op, tape.gradient(loss, layer.kernel), **options)
+
+    added_up = kc.withdevices(lambda x: step(x, "sum"))(kc.split(X, MANY))
+    np.testing.assert_allclose(added_up[0][:, 0], X.mean(0), rtol=1e-5)
+    average = kc.withdevices(lambda x: step(x, "mean", weight=len(x)))
+    with pytest.warns(kc.ConfluxWarning, match=r'Write `allreduce\("sum", '):
+        average(kc.split(X, MANY))
+
+
+def test_an_optimizer_of_another_model():
+    other = dense()
+    other.compile("adam", "mse")
+    other.fit(X, Y, verbose=0)
+    model = kc.replicate(dense(), MANY)
+    model.compile(other.optimizer, "mse")
+    with pytest.raises(ValueError, match="Unknown variable") as raised:
+        model.fit(X, Y, verbose=0)
+    assert "samples" not in "".join(getattr(raised.value, "__notes__", []))
+
+
 def test_fit_of_batches_for_a_loop():
     model = kc.replicate(dense(), MANY)
     batches = kc.distribute([(X, Y)], MANY)

@@ -115,6 +115,7 @@ keras.src.backend.tensorflow.distribution_lib initialize
 keras.src.backend.tensorflow.distribution_lib list_devices
 keras.src.backend.tensorflow.distribution_lib num_processes
 keras.src.backend.tensorflow.distribution_lib process_id
+keras.src.backend.tensorflow.trainer TensorFlowTrainer fit
 keras.src.distribution.distribution_lib DataParallel __init__
 keras.src.distribution.distribution_lib set_distribution
 keras.src.layers.layer Layer rematerialized_call

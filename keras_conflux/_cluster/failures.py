@@ -113,6 +113,7 @@ def _failure_of_another(what: str, error: BaseException) -> str:
     who = f"process {', '.join(sorted(named))}" if named else "another process"
     _, _, cause = text.rpartition("Collective ops is aborted by: ")
     return (
-        f"{ended} {who} cannot be reached: it has ended, or its host or the "
+        f"{ended} {who} cannot be reached: it has ended, perhaps without "
+        "making this call, which all have to make, or its host or the "
         f"network has failed. TensorFlow says: {_NOISE.split(cause)[0][-500:]}"
     )

@@ -63,7 +63,7 @@ def reason_of(error: tf.errors.OpError) -> str:
 def is_of_sizes(error: Exception) -> bool:
     """Whether an error of a step may come from the number of its samples."""
     kinds = tf.errors.InvalidArgumentError | TypeError | ValueError
-    if not isinstance(error, kinds):
+    if not isinstance(error, kinds) or "Unknown variable" in str(error):
         return False
     words = (
         r"(?i)\b(shapes?|dimensions?|sizes?|elements|bounds|index|indices|"

@@ -15,10 +15,12 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import Role
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._communication.communicator import OneReplica
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._fit.numerics.losses import Averages
 from keras_conflux._graphs import walks
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import replica_collectives
@@ -42,6 +44,25 @@ class Means(steps.Part):
         )
 
 
+def _warn_of_averaged(tree: Tree, step: steps.Step) -> None:
+    """Warns of gradients that are divided by the number of samples twice."""
+    are_gradients = any(
+        tf.TensorShape(getattr(leaf, "shape", ())).rank
+        for leaf in trees.flatten(tree)
+    )
+    if (
+        are_gradients
+        and Averages.of(step).count
+        and "averaged" not in step.warned
+    ):
+        step.warned.add("averaged")
+        warn(
+            "`tf.nn.compute_average_loss` divides a loss by the number of all "
+            'samples, and `allreduce("mean", ...)` divides gradients once '
+            'more. Write `allreduce("sum", ...)`, or a plain mean as the loss.'
+        )
+
+
 def has_samples() -> tf.Tensor | None:
     """Whether this replica has samples, or `None` if all replicas must."""
     step = steps.current_fit_step()
@@ -56,8 +77,10 @@ def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
     _check_weight(weight)
     this, present = _this_replica(), has_samples()
     step = steps.current()
-    if step is not None and op.takes_weights and weight is None:
-        Means.of(step).note(tree)
+    if step is not None and op.takes_weights:
+        _warn_of_averaged(tree, step)
+        if weight is None:
+            Means.of(step).note(tree)
     if present is None:
         return this.all_reduce(op, tree, weight)
     if op.takes_weights:

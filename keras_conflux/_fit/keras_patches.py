@@ -5,6 +5,7 @@ before unless a replicated model, or a replica, is concerned.
 """
 
 from keras_conflux._compat import private_tensorflow_names
+from keras_conflux._compat.patching import look_up_late
 from keras_conflux._compat.patching import patch
 from keras_conflux._compat.patching import patch_all
 from keras_conflux._compat.private_keras_names import Patched
@@ -100,6 +101,7 @@ def install_functions() -> None:
         losses.scale_regularization,
     )
     patch(private_tensorflow_names.SEQUENCE_MASK, lengths.sequence_mask)
+    look_up_late(Patched.FIT)
 
 
 def install() -> None:

@@ -1186,6 +1186,28 @@ def test_a_loop_of_ones_own(tmp_path, devices):
     linear(kc.Resume(tmp_path / "of fit"))
     with pytest.raises(ValueError, match="saved by `Resume`"):
         kc.load(linear(), tmp_path / "of fit")
+    with pytest.raises(ValueError, match=r"saved by `kc\.save`"):
+        linear(kc.Resume(tmp_path))
+    with pytest.warns(kc.ConfluxWarning, match="no optimizer is saved"):
+        kc.save(keras.Sequential(), tmp_path / "of weights", step=1)
+
+
+FIRST_USE = """
+import sys
+import keras
+import keras_conflux as kc
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+given = keras.ops.ones((4, 2)), keras.ops.ones((4, 1))
+model.fit(*given, shuffle=False, callbacks=[kc.Resume(sys.argv[1])])
+"""
+
+
+def test_the_first_use_of_a_process_is_in_the_call_of_fit(tmp_path):
+    """Python looks up `fit` before it makes the callback."""
+    result = forked.run("-c", FIRST_USE, str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert kc.checkpoints(tmp_path)
 
 
 def test_what_load_refuses(tmp_path):

@@ -190,7 +190,7 @@ def test_module(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "required: --processes"),
+        ([], "expected --processes N, before the script"),
         (["--processes", "0"], "0 is below 1"),
         (["--processes", "x"], "invalid int value: 'x'"),
         (["--processes", "1", "--grace", "-1"], "no time from 0"),

@@ -87,11 +87,11 @@ def _cluster(
         )
     own = jobs.get(task_type or "", [])
     if task_index is None or not 0 <= task_index < len(own):
-        counts = {name: len(tasks) for name, tasks in jobs.items()}
+        there = [f"{name} 0 to {len(each) - 1}" for name, each in jobs.items()]
         raise ClusterError(
             "TF_CONFIG: expected the type and the index of one of these "
-            f"tasks: {counts}. Got the type {task_type!r} and the index "
-            f"{task_index!r}."
+            f"tasks: {', '.join(there)}. Got the type {task_type!r} and the "
+            f"index {task_index!r}."
         )
     before = _ORDER[: _ORDER.index(task_type)]
     first = sum(len(jobs.get(name, ())) for name in before)

@@ -57,6 +57,8 @@ def optimizers_of(model: keras.Model) -> list[Held] | None:
         for each in state.stateful_objects(model)
         if isinstance(each, keras.optimizers.Optimizer)
     ]
+    if not optimizers:  # the model is not compiled
+        return None
     inner = {
         id(other)
         for each in optimizers

@@ -121,6 +121,11 @@ def _saved(
     resume.resumed_at = None
     if saved is None:
         return None
+    if "loop" in saved.state:
+        raise ValueError(
+            f"{saved.path} was saved by `kc.save`, which `kc.load` restores. "
+            "Pass `Resume` another directory."
+        )
     fingerprint.assert_as_many_parts(saved, parts)
     epoch, step = saved.state["epoch"], saved.state["step"]
     over = saved.is_over(given["epochs"])

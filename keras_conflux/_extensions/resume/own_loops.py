@@ -72,6 +72,15 @@ def save(
     versions.assert_in_place("resume", "kc.save")
     arguments.assert_count("keep", keep, "how many checkpoints stay")
     arguments.assert_count("step", step, "how many steps are done", least=0)
+    if not any(
+        isinstance(each, keras.optimizers.Optimizer)
+        for each in state_of_models.stateful_objects(model)
+    ):
+        warn(
+            f"{model.name}: no optimizer is saved, as the model has none. "
+            "Write `model.compile(optimizer)` or `model.optimizer = optimizer` "
+            "before, so that a loop goes on with it."
+        )
     what = "saving a checkpoint"
     with errors_reported_to_all(what):
         model_state.gather(model)

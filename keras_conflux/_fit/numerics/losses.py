@@ -72,6 +72,12 @@ def reduce_values(
     return loss
 
 
+class Averages(steps.Part):
+    """The calls of `tf.nn.compute_average_loss` in a step of the user's own."""
+
+    count = 0
+
+
 def compute_average(
     original: Callable,
     per_example_loss: Any,
@@ -83,6 +89,9 @@ def compute_average(
     TensorFlow divides by the number of replicas, for gradients to be summed.
     """
     average = original(per_example_loss, sample_weight, global_batch_size)
+    step = steps.current()
+    if step is not None:
+        Averages.of(step).count += 1
     if _step() is None or global_batch_size is not None:
         return average
     return average * _replicas()

@@ -76,9 +76,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes",
         type=at_least(1),
-        required=True,
+        default=0,
         metavar="N",
-        help="how many",
+        help="how many; as all options, it comes before the script",
     )
     parser.add_argument(
         "--gpus-per-process",
@@ -110,6 +110,8 @@ def main(options: argparse.Namespace) -> int:
         attempt. It is 128 and the signal's number if a signal ended it.
     """
     command = _command(options)
+    if not options.processes:
+        options.error("expected --processes N, before the script")
     if not hasattr(os, "waitid"):
         options.error(
             "expected Linux, or macOS with Python 3.13 or newer: elsewhere, "
