@@ -43,7 +43,7 @@ BEGIN_WITH = (
 )
 
 # Of the cases that their marks leave, CI runs one in so many.
-ONE_OF = 4
+ONE_OF = 6
 TESTS_BETWEEN_FREEZING = 20
 _until_freezing = 0
 
@@ -53,7 +53,7 @@ tf.config.experimental.enable_tensor_float_32_execution(False)
 # What is drawn is the same in each run; a long search is done by hand, with
 # HYPOTHESIS_PROFILE=search, and HYPOTHESIS_EXAMPLES if it shall be shorter.
 hypothesis.settings.register_profile(
-    "ci", max_examples=10, derandomize=True, deadline=None, database=None
+    "ci", max_examples=6, derandomize=True, deadline=None, database=None
 )
 hypothesis.settings.register_profile(
     "search",
@@ -130,7 +130,7 @@ def _left_out(cases) -> list:
     Of a sampled test those that remain are not every third, for example, which
     might all have the same number of devices. Tests on each number of devices
     run on one, which depends on the name of the test: every other one on the
-    most, whose parts are the least even. Of what remains CI runs a quarter.
+    most, whose parts are the least even. Of what remains CI runs a sixth.
     """
     name = cases[0].originalname.encode()
     sampled = cases[0].get_closest_marker("sampled")

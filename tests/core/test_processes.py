@@ -197,6 +197,7 @@ def test_keys_of_collectives_come_back():
     assert max(keys(tf.uint16, (1 << 23) - 16, 1)) < 1 << 31
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="the layouts have these")
 def test_loops_over_three_processes(tmp_path):
     loops = ["tutorial", *["own_loop", "adversarial"] * RUN_LONG_TESTS]
