@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import Role
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
-from keras_conflux._common.user_warnings import warn
 from keras_conflux._communication.communicator import OneReplica
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
@@ -50,16 +49,12 @@ def _warn_of_averaged(tree: Tree, step: steps.Step) -> None:
         tf.TensorShape(getattr(leaf, "shape", ())).rank
         for leaf in trees.flatten(tree)
     )
-    if (
-        are_gradients
-        and Averages.of(step).count
-        and "averaged" not in step.warned
-    ):
-        step.warned.add("averaged")
-        warn(
+    if are_gradients and Averages.of(step).were_taken:
+        step.warn_once(
+            "averaged",
             "`tf.nn.compute_average_loss` divides a loss by the number of all "
             'samples, and `allreduce("mean", ...)` divides gradients once '
-            'more. Write `allreduce("sum", ...)`, or a plain mean as the loss.'
+            'more. Write `allreduce("sum", ...)`, or a plain mean as the loss.',
         )
 
 

@@ -73,9 +73,9 @@ def reduce_values(
 
 
 class Averages(steps.Part):
-    """The calls of `tf.nn.compute_average_loss` in a step of the user's own."""
+    """Whether a step has called `tf.nn.compute_average_loss`."""
 
-    count = 0
+    were_taken = False
 
 
 def compute_average(
@@ -91,7 +91,7 @@ def compute_average(
     average = original(per_example_loss, sample_weight, global_batch_size)
     step = steps.current()
     if step is not None:
-        Averages.of(step).count += 1
+        Averages.of(step).were_taken = True
     if _step() is None or global_batch_size is not None:
         return average
     return average * _replicas()
