@@ -35,8 +35,8 @@ STATEFUL = (
 )
 
 
-def stateful_objects(target: Any) -> Iterator[Any]:
-    """Yields `target` and all layers, optimizers and metrics it holds."""
+def stateful_objects(target: Any, kind: Any = STATEFUL) -> Iterator[Any]:
+    """Yields `target` and all that it holds of a kind, such as optimizers."""
     seen: set[int] = set()
     waiting = [target]
     while waiting:
@@ -49,7 +49,8 @@ def stateful_objects(target: Any) -> Iterator[Any]:
         elif isinstance(item, list | tuple | set):
             waiting.extend(item)
         elif isinstance(item, STATEFUL):
-            yield item
+            if isinstance(item, kind):
+                yield item
             waiting.extend(vars(item).values())
 
 

@@ -52,11 +52,7 @@ def size_of(variable: Any) -> int:
 
 def optimizers_of(model: keras.Model) -> list[Held] | None:
     """Returns the variables of a model's optimizers, if they are known."""
-    optimizers = [
-        each
-        for each in state.stateful_objects(model)
-        if isinstance(each, keras.optimizers.Optimizer)
-    ]
+    optimizers = [*state.stateful_objects(model, keras.optimizers.Optimizer)]
     if not optimizers:  # the model is not compiled
         return None
     inner = {

@@ -222,10 +222,8 @@ def unbuilt_optimizers(model: keras.Model) -> list[str]:
     of_keras = {id(each) for each in state.stateful_objects(own)}
     return sorted(
         each.name
-        for each in state.stateful_objects(model)
-        if isinstance(each, keras.optimizers.Optimizer)
-        and not each.built
-        and id(each) not in of_keras
+        for each in state.stateful_objects(model, keras.optimizers.Optimizer)
+        if not each.built and id(each) not in of_keras
     )
 
 

@@ -72,10 +72,8 @@ def save(
     versions.assert_in_place("resume", "kc.save")
     arguments.assert_count("keep", keep, "how many checkpoints stay")
     arguments.assert_count("step", step, "how many steps are done", least=0)
-    if not any(
-        isinstance(each, keras.optimizers.Optimizer)
-        for each in state_of_models.stateful_objects(model)
-    ):
+    kind = keras.optimizers.Optimizer
+    if next(state_of_models.stateful_objects(model, kind), None) is None:
         warn(
             f"{model.name}: no optimizer is saved, as the model has none. "
             "Write `model.compile(optimizer)` or `model.optimizer = optimizer` "

@@ -154,8 +154,7 @@ class XlaProgram(StepPrograms):
                 turns=self._turns,
             )
 
-        after_steps = self._step.after_steps
-        return _compiled(one_step, after_steps, shard_spec, limit)
+        return _compiled(one_step, self._step.after_steps, shard_spec, limit)
 
 
 _without_autograph = tf.autograph.experimental.do_not_convert
