@@ -44,7 +44,7 @@ def _tried(act, other):
         act(other)
 
 
-def connected(port, seconds=5):
+def connected(port, seconds=30):
     end = time.monotonic() + seconds
     while True:
         try:

@@ -52,7 +52,7 @@ def threads():
 
 
 def soon(condition):
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 30
     while not condition() and time.monotonic() < limit:
         time.sleep(0.01)
     return condition()
@@ -207,7 +207,7 @@ def test_wrong_arguments_are_told_at_once():
 
 @pytest.mark.parametrize("distributed", [False, True])
 def test_source_and_program_work_at_the_same_time(distributed):
-    pause, count = 0.05, 12
+    pause, count = 0.25, 8
 
     def batches():
         for number in range(count):

@@ -104,7 +104,7 @@ def test_strangers_change_nothing(come, token, monkeypatch):
             (text,) = {*found}
             assert "Nobody has come in 3 s as process 2 at" in text
             assert "another CONFLUX_TOKEN" in text  # of those who guess
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < 10
 
 
 def test_another_token_is_named(monkeypatch):

@@ -560,7 +560,7 @@ def test_processes_of_torchrun_meet(unknown):
             while stranger.connect_ex(("127.0.0.1", port)):
                 time.sleep(0.01)
             stranger.sendall(unknown)
-        found = [*meet([1, 2], environ), *first.result(timeout=20)]
+        found = [*meet([1, 2], environ), *first.result(timeout=60)]
     addresses = tuple(f"127.0.0.1:{port + place}" for place in range(3))
     assert found == [Cluster(addresses, rank, "torchrun") for rank in (1, 2, 0)]
 

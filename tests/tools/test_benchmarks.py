@@ -247,7 +247,7 @@ echo "{\\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\", \\"cores\\": \\"$cores\\"}"
         in (tmp_path / "runs/pytorch_resnet.log").read_text()
     )
     child = pathlib.Path("/proc", (tmp_path / "child").read_text().strip())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while child.exists() and "Z" not in (child / "stat").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -98,7 +98,7 @@ def hear_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -270,7 +270,7 @@ tell("sleeper", sleeper.pid)
 print("no end", end="")
 """
     process = start(script, count=1, stdout=subprocess.PIPE)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     os.kill(int((tmp_path / "sleeper0").read_text()), signal.SIGKILL)
     assert (process.returncode, out) == (0, b"[0] no end\n")
 
@@ -289,7 +289,7 @@ else:
     print("b")
     tell("second")
 """
-    out, _ = start(script, stdout=subprocess.PIPE).communicate(timeout=20)
+    out, _ = start(script, stdout=subprocess.PIPE).communicate(timeout=60)
     lines = out.decode().splitlines()
     assert lines.count("[1] b") == 1
     parts = [each.removeprefix("[0] ") for each in lines if each[1] == "0"]
