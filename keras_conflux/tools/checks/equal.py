@@ -29,7 +29,7 @@ def check(count: int) -> Passed:
 
     devices = kc.devices(count)
     on_gpu = devices[0].kind == "GPU"
-    difference, expected = _compare(devices, on_gpu)
+    difference, expected = compare(count, on_gpu)
     # Several CPU devices have no program of XLA.
     _compare_with_xla(devices if on_gpu else devices[:1], expected)
     return Passed(
@@ -39,7 +39,7 @@ def check(count: int) -> Passed:
     )
 
 
-def _compare(devices: Any, on_gpu: bool) -> tuple[float, list[Any]]:
+def compare(count: int, on_gpu: bool = False) -> tuple[float, list[Any]]:
     """Trains without XLA, and raises `Wrong` if the results differ.
 
     Returns:
@@ -49,7 +49,7 @@ def _compare(devices: Any, on_gpu: bool) -> tuple[float, list[Any]]:
 
     import keras_conflux as kc
 
-    count = len(devices)
+    devices = kc.devices(count)
     tf.config.experimental.enable_tensor_float_32_execution(False)
     doing("a training on one device")
     expected = _trained(None, jit_compile=False)
