@@ -25,6 +25,7 @@ def test_images_are_those_of_keras(factor):
     np.testing.assert_array_equal(layer(IMAGES, training=False), IMAGES)
 
 
+@pytest.mark.long
 def test_xla_compiles_it():
     matrices = np.tile([0.9, 0.1, 2, -0.1, 0.9, 1, 0, 0], (12, 1))
     images = tf.cast(IMAGES, tf.float32)

@@ -123,6 +123,7 @@ def test_tensorboard_shows_the_same(tmp_path):
         np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=str(key))
 
 
+@pytest.mark.long
 def test_averaged_weights_are_swapped(tmp_path):
     fitted(
         tmp_path,
@@ -148,6 +149,7 @@ def test_a_whole_model_is_saved_each_epoch(tmp_path):
     np.testing.assert_array_equal(weights(many), weights(models[1]))
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("remote", [False, True])
 def test_functions_of_logs_get_the_same(tmp_path, remote, monkeypatch):

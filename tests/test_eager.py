@@ -335,6 +335,7 @@ def test_code_of_the_users_runs_as_often(call):
     kc.assert_in_sync(model)
 
 
+@pytest.mark.long
 def test_rows_that_repeat_leave_copies_equal():
     rng = np.random.default_rng(0)  # enough rows for several threads
     rows = rng.integers(0, 100, (20_000, 1))
@@ -372,6 +373,7 @@ def test_collectives_are_those_of_one_replica():
     assert_equal_bits(expected, got)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["in a scope", "under a distribution"])
 def test_scopes_do_not_reach_a_step(where):
     def build():
@@ -417,6 +419,7 @@ class FailsOnce(keras.callbacks.Callback):
             raise InterruptedError
 
 
+@pytest.mark.long
 def test_what_computes_in_numpy_is_resumed(tmp_path):
     def build():
         return compiled(

@@ -202,6 +202,7 @@ def test_unsynchronized_statistics_are_averaged():
     assert np.all(np.isfinite(weights(model)))
 
 
+@pytest.mark.long
 def test_steps_per_execution_and_datasets():
     one = dense("adam")
     expected = one.fit(X, Y, epochs=2, **FIT)
@@ -252,6 +253,7 @@ def test_dropout_differs_between_replicas():
     np.testing.assert_array_equal(masks[0], expected)
 
 
+@pytest.mark.long
 def test_a_failing_step_leaves_the_model_usable():
     model = dense("adam", run_eagerly=False)
     kc.replicate(model, MANY)

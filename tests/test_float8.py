@@ -118,6 +118,7 @@ def test_loops_of_ones_own_are_refused():
         step(kc.replicate(X, MANY), kc.replicate(Y, MANY))
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("accumulation", [None, 2])
 def test_one_replica_does_what_keras_does(accumulation):

@@ -133,6 +133,7 @@ def _rows_at_random(x, seed):
     return ops.take(x, keras.random.randint((3,), 0, count, seed=seed), 0)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:.*for which samples:UserWarning")
 @pytest.mark.parametrize(

@@ -491,6 +491,7 @@ ADDED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("microbatches", [None, 2])
 @pytest.mark.parametrize("name", ADDED)
 def test_a_metric_may_add_in_any_order(name, microbatches, count):

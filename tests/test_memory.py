@@ -200,6 +200,7 @@ def test_a_step_is_that_which_one_device_compiles(steps):
     assert steps[0] == pytest.approx(whole, rel=0.1)
 
 
+@pytest.mark.long
 def test_a_step_that_recomputes(steps):
     plain, again = steps
     assert again < 0.6 * plain

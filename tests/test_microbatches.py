@@ -73,6 +73,7 @@ def test_equals_one_device(name, count, microbatches):
     assert_equals_one_device(name, count, microbatches)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["several inputs, outputs and losses"])
 def test_compiled(name):
     """The last batch of 13 runs as a graph, and others are compiled."""
@@ -302,6 +303,7 @@ def multiplying():
     return model
 
 
+@pytest.mark.long
 @pytest.mark.skipif(MANY < 2, reason="needs two devices")
 def test_a_product_is_that_of_as_many_replicas():
     expected = trained(multiplying, 2)
@@ -498,6 +500,7 @@ for microbatches in (1, 4):
 """
 
 
+@pytest.mark.long
 def test_a_compiled_step_needs_less_memory(tmp_path):
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
     ended = forked.run(

@@ -69,6 +69,7 @@ def fit(model):
 by_python = pytest.mark.filterwarnings("ignore:.*as of Python code")
 
 
+@pytest.mark.long
 @by_python
 def test_a_step_asks_another_model_for_predictions():
     def ask(teacher, x):

@@ -281,6 +281,7 @@ MODELS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("name", MODELS)
@@ -391,6 +392,7 @@ def embeddings():
     return keras.Model(given, layers.Dense(3)(x))
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("count", SEVERAL)
@@ -517,6 +519,7 @@ def test_a_value_that_was_read_before_the_tape_is_refused():
         model.fit(X, np.ones([len(X), 67]), batch_size=10, verbose=0)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_second_derivatives_by_weights(compiled):
@@ -615,6 +618,7 @@ def test_nothing_else_has_to_know(shard, tmp_path):
     assert kc.in_sync(one)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("shard", SHARDS)
 def test_files_have_the_bytes_of_one_device(shard, tmp_path):
@@ -782,6 +786,7 @@ def test_other_loops(shard):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shard", SHARDS)
 def test_averages_are_swapped(shard):
@@ -969,6 +974,7 @@ class LeftAfter(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "after"), itertools.permutations([None, *SHARDS], 2)
 )

@@ -148,6 +148,7 @@ def test_what_is_joined(axis, samples):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("root", range(MANY))
 @pytest.mark.parametrize("samples", [1, 2])
 def test_what_is_sent_comes_from_a_replica_with_samples(samples, root):
@@ -172,6 +173,7 @@ def on_batch(step, x):
     return model.train_on_batch(x, return_dict=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("samples", [1, 9])
 def test_a_queue_of_joined_rows_is_equal_on_all_replicas(samples):
     def push(kept, x):

@@ -181,6 +181,7 @@ def test_a_model_keeps_its_devices_while_it_runs(call, before, change):
     change(model).fit(X, Y, verbose=0)
 
 
+@pytest.mark.long
 def test_a_part_of_a_model_keeps_its_devices_while_it_trains():
     model = kc.replicate(dense(), MANY)
     moves = keras.callbacks.LambdaCallback(
@@ -251,6 +252,7 @@ def test_models_on_different_devices_take_turns():
     assert [traced() for _ in range(3)] == [before] * 3
 
 
+@pytest.mark.long
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("replicated", [True, False])
 @pytest.mark.parametrize(

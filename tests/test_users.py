@@ -202,6 +202,7 @@ def test_a_bad_batch_leaves_the_model_usable(several):
         assert np.isfinite(model.fit(ids, Y[:32], **FIT).history["loss"][0])
 
 
+@pytest.mark.long
 def test_functions_run_eagerly():
     one, many = dense("adam"), kc.replicate(dense("adam"), MANY)
     one.fit(X, Y, **FIT)
@@ -310,6 +311,7 @@ def test_no_call_chooses_the_devices_of_later_ones():
         assert kc.split(X).devices == DEVICES[:1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("aggregation", ["none", "sum"])
 def test_sums_and_counts_that_layers_keep(aggregation):
     class Sums(keras.layers.Layer):

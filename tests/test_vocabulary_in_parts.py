@@ -53,6 +53,7 @@ def test_it_is_the_loss_of_all_logits(dtype, atol):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=atol)
 
 
+@pytest.mark.long
 def test_replicas_train_as_one_device():
     for one, many in zip(trained(True), trained(True, MANY), strict=True):
         np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)

@@ -113,6 +113,7 @@ def test_a_loss_that_a_layer_adds_as_a_sum():
     assert_equal(build, (given, Y), loss="mse", jit_compile=False)
 
 
+@pytest.mark.long
 def test_a_loss_of_the_lengths_of_ragged_samples():
     def loss(y, p):
         lengths = tf.cast(y.row_lengths(), tf.float32)

@@ -75,12 +75,14 @@ def test_a_false_alarm_is_found(monkeypatch):
     assert drawn_trainings.judge(program)[0] == "FALSE ALARM"
 
 
+@pytest.mark.long
 def test_a_model_is_given_what_a_part_of_the_batch_cannot_compute():
     lines = ("v1", "tf.nn.top_k(y[:, 0], 4).values"), ("v2", "x * v1[3]")
     program = Program("input", True, lines, OPTIONS | {"site": "input"})
     assert drawn_trainings.judge(program)[0] == "equal"
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "line",
@@ -110,6 +112,7 @@ def test_what_is_computed_once_more_has_a_shape():
     assert drawn_trainings.judge(program)[0] == "equal"
 
 
+@pytest.mark.long
 def test_fixed_rows_are_averaged():
     lines = ("v1", "tf.gather_nd(x * x, [[0], [2]])"), ("v2", "v1 * 0.5")
     options = OPTIONS | {"site": "state", "form": "moving", "used": False}

@@ -436,6 +436,7 @@ def test_a_nan_leaves_the_process_usable():
     assert_same_training(one, many, one.fit(X, Y, **FIT), many.fit(X, Y, **FIT))
 
 
+@pytest.mark.long
 @needs_two
 @pytest.mark.filterwarnings("ignore:.*which the step returns")
 def test_a_step_that_does_not_end_says_who_waits(monkeypatch):

@@ -40,7 +40,7 @@ from keras_conflux._cluster import agreement
 from keras_conflux._cluster import roll_call
 
 HERE = pathlib.Path(__file__).parents[1]
-SECONDS = 900 if ON_GPU else 500
+SECONDS = 900
 
 
 def outputs(started, seconds=SECONDS):

@@ -409,6 +409,7 @@ def test_batches_that_are_not_compiled_draw_as_xla(name):
         assert_same_training(one, many, one_logs, many_logs, rtol=2e-5)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="there XLA compiles the model as well")
 def test_where_xla_cannot_draw_tensorflow_does(monkeypatch):
     def refused(operation):

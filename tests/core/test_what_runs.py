@@ -125,6 +125,7 @@ def test_it_can_be_silenced(how, logger, capsys, monkeypatch):
     assert said.out == said.err == ""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="TensorFlow sees GPUs")
 def test_gpus_that_tensorflow_does_not_see_are_told(
     capsys, monkeypatch, tmp_path
@@ -167,6 +168,7 @@ def slow_model(compiles=True):
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiles", [True, False])
 def test_a_long_wait_for_the_compiler_is_explained(
     compiles, capsys, monkeypatch

@@ -41,6 +41,7 @@ def test_each_epoch_has_an_order_of_its_own(size):
     assert len({tuple(order) for order in found}) == len(found)
 
 
+@pytest.mark.long
 def test_orders_follow_from_the_seed():
     first = orders()
     again = orders()

@@ -147,6 +147,7 @@ def same_for_validation():
     return {"x": data, "validation_data": data, "steps_per_epoch": 4}
 
 
+@pytest.mark.long
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("devices", [None, 2])
 @pytest.mark.parametrize(
@@ -185,6 +186,7 @@ def test_validation_data_that_varies_is_named(tmp_path):
             )
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make", "steps"),
@@ -219,6 +221,7 @@ def test_data_is_free_after_training(tmp_path, devices):
     assert there() is None
 
 
+@pytest.mark.long
 def test_data_that_this_process_has_used_before(tmp_path):
     data = {"x": shuffled_batches()}
     with pytest.raises(Killed):
@@ -306,6 +309,7 @@ def test_a_cache_of_random_numbers_is_named(tmp_path):
     assert not varying_data.causes(SAMPLES.map(with_random).cache())
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("after", [STEPS, STEPS + 3])
 def test_a_seed_generator_in_tf_data(tmp_path, after):

@@ -181,6 +181,7 @@ class WithLora(layers.Dense):
         self.enable_lora(64)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @needs_module_calls
 @pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
@@ -346,6 +347,7 @@ def operations(trace):
     return len(program.node) + sum(functions)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(MANY < 2, reason="takes several devices")
 @pytest.mark.parametrize(
     ("shard", "options"),

@@ -188,6 +188,7 @@ def test_keys_and_prefix():
         kc.Throughput(["step_ms", "speed"])
 
 
+@pytest.mark.long
 def test_nothing_else_changes(model, deterministic):
     model.fit(X, Y, **FIT)  # makes all variables
     variables = model.variables + model.optimizer.variables
