@@ -94,6 +94,15 @@ def test_python_code_in_tf_data_draws_random_numbers(tmp_path, data, devices):
     assert_goes_on(tmp_path, data, devices=devices)
 
 
+def test_epochs_of_one_step(tmp_path):
+    """Two batches that were trained last are both of step 0."""
+
+    def data():
+        return {"x": SAMPLES.batch(BATCH).repeat(), "steps_per_epoch": 1}
+
+    assert_goes_on(tmp_path, data, after=2, devices=1)
+
+
 class Reordered(keras.utils.PyDataset):
     """Has another order after each epoch."""
 

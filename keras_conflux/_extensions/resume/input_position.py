@@ -4,6 +4,7 @@ The batches of a source follow from random generators and from the iterators
 made before. So they are drawn once more, and dropped.
 """
 
+import collections
 import contextlib
 import contextvars
 import dataclasses
@@ -78,8 +79,8 @@ class InputPosition(EpochObserver):
         self._held = data_state.held_by(None)
         self.varies = False
         """Whether the data is known to be another each time."""
-        self._before: tuple[int, Tree] = -1, None
-        self._latest: tuple[int, Tree] = -1, None
+        self._batches = collections.deque[tuple[int, Tree]]([(-1, None)], 2)
+        """The last ones that were noted, each behind its step."""
 
     @property
     def skipped(self) -> int:
@@ -104,19 +105,18 @@ class InputPosition(EpochObserver):
             attributes=here.attributes if begun else self._held.changed(),
             made=data_state.iterators_made(dataset),
             validation=self.validation.state(),
-            last=self._sketch(step or self._latest[0] + 1) if begun else None,
+            last=self._sketch(step) if begun else None,
         )
 
     def _note_batch(self, step: int, batch: Tree) -> None:
         """Notes the batch of the last step of an execution, before it."""
-        self._before, self._latest = self._latest, (step, batch)
+        self._batches.append((step, batch))
 
     def _sketch(self, step: int) -> np.ndarray | None:
         """Returns the sketch of the batch before a step, if it is known."""
-        for latest, batch in (self._before, self._latest):
-            if batch is not None and latest == step - 1:
-                return sketches.sketch(batch)
-        return None
+        latest, _ = self._batches[-1]  # also where an epoch has ended
+        batch = dict(self._batches).get(step - 1 if step else latest)
+        return None if batch is None else sketches.sketch(batch)
 
     def attach(self, iterator: Any) -> None:
         """Follows an epoch iterator of Keras."""
