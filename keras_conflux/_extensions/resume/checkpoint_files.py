@@ -18,7 +18,7 @@ STATE = "state.npz"
 FILES = {WEIGHTS, STATE}
 FORMAT = 4
 _URL = re.compile(r"[a-zA-Z][\w+.-]+:/")  # a `Path` has one slash of it
-_NAME = re.compile(r"step-(\d{12,})-(\d{6,})(?:\.(\d+))?")
+NAME = re.compile(r"step-(\d{12,})-(\d{6,})(?:\.(\d+))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +127,13 @@ def folders(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Returns the folders of checkpoints, the newest first."""
     root = directory_of(directory)
     listed = root.iterdir() if root.is_dir() else ()
-    found = [path for path in listed if _NAME.fullmatch(path.name)]
+    found = [path for path in listed if NAME.fullmatch(path.name)]
     return sorted(found, key=position_of, reverse=True)
 
 
 def position_of(folder: pathlib.Path) -> tuple[int, int, int]:
     """Returns the steps done, the epoch, and how often it was saved before."""
-    matched = _NAME.fullmatch(folder.name)
+    matched = NAME.fullmatch(folder.name)
     assert matched is not None
     step, epoch, number = map(int, matched.groups("0"))
     return step, epoch, number

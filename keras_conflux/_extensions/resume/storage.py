@@ -4,13 +4,10 @@ import contextlib
 import fcntl
 import os
 import pathlib
-import re
 from collections.abc import Iterator
 
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import signals
-
-_NAME = re.compile(r"\.?step-\d{12,}-\d{6,}(\.\d+)?")
 
 
 @contextlib.contextmanager
@@ -38,11 +35,14 @@ def remove(folder: pathlib.Path) -> None:
     """
     hidden = _hidden(folder)
     with contextlib.suppress(FileNotFoundError):
-        _remove_own(hidden)
-    with contextlib.suppress(FileNotFoundError):
-        if folder != hidden and own_files(folder) is not None:
+        if folder != hidden and _own_files(folder) is not None:
+            remove(hidden)  # which an earlier process has left
             folder.rename(hidden)
-            _remove_own(hidden)
+        files = _own_files(hidden)
+        if files is not None:
+            for path in files:
+                path.unlink()
+            hidden.rmdir()
 
 
 def remove_unfinished(root: pathlib.Path) -> None:
@@ -87,24 +87,16 @@ def _hidden(folder: pathlib.Path) -> pathlib.Path:
     return folder.with_name(f".{folder.name.removeprefix('.')}")
 
 
-def own_files(folder: pathlib.Path) -> list[pathlib.Path] | None:
+def _own_files(folder: pathlib.Path) -> list[pathlib.Path] | None:
     """Returns the files of a checkpoint, `None` if it has anything else."""
-    if not _NAME.fullmatch(folder.name) or folder.is_symlink():
+    is_named = checkpoint_files.NAME.fullmatch(folder.name.removeprefix("."))
+    if not is_named or folder.is_symlink() or not folder.is_dir():
         return None
-    found = [*folder.iterdir()] if folder.is_dir() else []
+    found = [*folder.iterdir()]
     names = {x.name for x in found if x.is_file() and not x.is_symlink()}
     is_own = folder.name.startswith(".") or checkpoint_files.STATE in names
     known = names <= checkpoint_files.FILES and len(names) == len(found)
-    return found if folder.is_dir() and is_own and known else None
-
-
-def _remove_own(folder: pathlib.Path) -> None:
-    """Removes a folder, unless it has files of others."""
-    files = own_files(folder)
-    if files is not None:
-        for path in files:
-            path.unlink()
-        folder.rmdir()
+    return found if is_own and known else None
 
 
 def _sync(path: pathlib.Path) -> None:
