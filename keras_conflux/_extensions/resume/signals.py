@@ -45,22 +45,19 @@ class Preemption:
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Notes signals that come; sends one again that nobody has obeyed."""
-        if not self._numbers:
-            yield
-            return
-        if threading.current_thread() is not threading.main_thread():
+        heard = self._numbers
+        if heard and threading.current_thread() is not threading.main_thread():
+            heard = []
             warn(
                 "`fit` runs in a thread, and Python tells of signals in the "
                 "main thread only: on SIGTERM this training ends without a "
                 "last checkpoint. Call `fit` in the main thread, or pass "
                 "`signals=()` to `Resume`."
             )
-            yield
-            return
         self._terminals = [fd for fd in (1, 2) if os.isatty(fd)]
         before = {
             number: signal.signal(number, self._note_signal)
-            for number in self._numbers
+            for number in heard
             # `nohup` has said that this one shall not be heard.
             if number != signal.SIGHUP
             or signal.getsignal(number) is not signal.SIG_IGN
@@ -71,11 +68,8 @@ class Preemption:
                 if handler is not None:  # it was installed outside of Python
                     signal.signal(number, handler)
 
-        try:
-            with not_in_children(put_back):
-                yield
-        finally:
-            put_back()
+        with until_forked(put_back):
+            yield
         if self.received is not None:
             signal.raise_signal(self.received)
 
@@ -94,12 +88,13 @@ def silence_closed(terminals: list[int]) -> None:
 
 
 @contextlib.contextmanager
-def not_in_children(undo: Callable[[], None]) -> Iterator[None]:
-    """Has each forked child `undo` what it takes of a training."""
+def until_forked(undo: Callable[[], None]) -> Iterator[None]:
+    """Undoes at its end, and in each forked child, what a training has."""
     _taken.append(undo)
     try:
         yield
     finally:
+        undo()
         if undo in _taken:  # not in a child that comes out of this, too
             _taken.remove(undo)
 

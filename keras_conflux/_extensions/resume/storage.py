@@ -78,7 +78,7 @@ def locked(root: pathlib.Path) -> Iterator[None]:
                 f"the file system of {root} cannot ({error.strerror})"
                 ". Mount it with locks, or choose another directory.",
             ) from error
-        with signals.not_in_children(file.close):
+        with signals.until_forked(file.close):
             yield
 
 
