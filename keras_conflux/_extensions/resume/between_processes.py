@@ -20,18 +20,14 @@ def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
 
     The first process reads it. The others may have no access to its files.
     """
-    if process_count() == 1:
-        return _newest(directory)
-    with errors_reported_to_all("reading a checkpoint"):
+    what = "reading a checkpoint"
+    with errors_reported_to_all(what):
         saved = _newest(directory) if process_index() == 0 else None
-        content = b""
-        if saved is not None:
-            content = plain_values.to_bytes((str(saved.path), saved.state))
-        lengths = all_gather_json("reading a checkpoint", len(content))
-        content = broadcast_bytes(0, content, lengths[0])
-    if process_index() == 0 or not content:
+        own = None if saved is None else (str(saved.path), saved.state)
+        first, *_ = gathered(what, own)
+    if process_index() == 0 or first is None:
         return saved
-    path, state = plain_values.from_bytes(content)
+    path, state = first
     return Saved(directory_of(path), state)
 
 
@@ -59,6 +55,8 @@ def _newest(directory: str | os.PathLike[str]) -> Saved | None:
 
 def gathered(what: str, own: Any) -> list[Any]:
     """Returns the plain values of all processes, in their order."""
+    if process_count() == 1:
+        return [own]
     content = plain_values.to_bytes(own)
     lengths = all_gather_json(what, len(content))
     return [

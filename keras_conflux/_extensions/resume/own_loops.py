@@ -82,8 +82,7 @@ def save(
     what = "saving a checkpoint"
     with errors_reported_to_all(what):
         model_state.gather(model)
-        states = random_generators.states()
-        parts = gathered(what, states) if process_count() > 1 else [states]
+        generators = gathered(what, random_generators.states())
         if process_index() == 0:
             _assert_newest(directory, step)
             root = checkpoint_files.directory_of(directory)
@@ -94,7 +93,7 @@ def save(
                 ModelState.copied_from(model),
                 {
                     "loop": state,
-                    "generators": parts,
+                    "generators": generators,
                     "built for": compiled_parts.built_for(model),
                 },
                 keep,

@@ -261,9 +261,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         """Returns each process' place in its data, with their description."""
         place = self._position.place_before(step)
         own = {"place": dict(vars(place)), "data": self._data}
-        if self._parts == 1:
-            return [own]
-        return gathered(f"the place in the data before step {step}", own)
+        what = f"the place in the data before step {step}"
+        return gathered(what, own) if self._parts > 1 else [own]
 
     def _copied(
         self, step: int, parts: list[dict[str, Any]]
