@@ -7,11 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 
-def datasets_below(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields a data set and its inputs."""
-    yield dataset
-    for each in dataset._inputs():
-        yield from datasets_below(each)
+def datasets_below(dataset: Any) -> Iterator[tf.data.Dataset]:
+    """Yields a data set and its inputs; nothing for other data."""
+    if isinstance(dataset, tf.data.Dataset):
+        yield dataset
+        for each in dataset._inputs():
+            yield from datasets_below(each)
 
 
 def has_unknown_parts(dataset: tf.data.Dataset) -> bool:
@@ -32,14 +33,12 @@ def has_unknown_parts(dataset: tf.data.Dataset) -> bool:
     )
 
 
-def seeds_of_dataset(dataset: tf.data.Dataset) -> tuple[int, int] | None:
+def seeds_of_dataset(dataset: tf.data.Dataset) -> list[int] | None:
     """Returns the seeds that a data set shuffles or draws by, if it does."""
     seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     if any(seed is None for seed in seeds):
         return None
-    return int(tf.get_static_value(seeds[0])), int(
-        tf.get_static_value(seeds[1])
-    )
+    return [int(tf.get_static_value(seed)) for seed in seeds]
 
 
 def is_out_of_order(dataset: tf.data.Dataset) -> bool:
@@ -75,8 +74,6 @@ def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
 
 def variables_of_dataset(dataset: Any) -> list[tf.Variable]:
     """Returns the variables that the functions of data sets read or change."""
-    if not isinstance(dataset, tf.data.Dataset):
-        return []
     found = {
         id(variable): variable
         for each in datasets_below(dataset)
@@ -96,7 +93,7 @@ _PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
 
 def has_shuffles(dataset: Any) -> bool:
     """Whether a data set takes seeds for each iterator that is made of it."""
-    return isinstance(dataset, tf.data.Dataset) and any(
+    return any(
         seeds_of_dataset(each) is not None or has_unknown_parts(each)
         for each in datasets_below(dataset)
     )
@@ -104,7 +101,7 @@ def has_shuffles(dataset: Any) -> bool:
 
 def begins_shuffles_later(dataset: Any) -> bool:
     """Whether a data set takes seeds also while it is drawn from."""
-    return isinstance(dataset, tf.data.Dataset) and any(
+    return any(
         isinstance(each, _that_begin_later()) and has_shuffles(each)
         for each in datasets_below(dataset)
     )

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_conflux._compat.keras_iterators import has_python_source
 from keras_conflux._extensions.resume.compat import pipelines
@@ -56,11 +55,8 @@ def add_steps_seen(iterator: Any, steps: int) -> None:
 
 def calls_python(iterator: Any) -> bool:
     """Whether Python code of the user's runs where batches are drawn."""
-    if has_python_source(iterator):
-        return True
-    dataset = dataset_of(iterator)
-    return isinstance(dataset, tf.data.Dataset) and any(
+    return has_python_source(iterator) or any(
         pipelines.is_python(operation)
-        for each in pipelines.datasets_below(dataset)
+        for each in pipelines.datasets_below(dataset_of(iterator))
         for operation in pipelines.operations_of_dataset(each)
     )
