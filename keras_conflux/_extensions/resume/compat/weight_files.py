@@ -1,5 +1,6 @@
 """Keras' files of weights, from copies that were taken before."""
 
+import contextlib
 import pathlib
 from typing import Any
 
@@ -42,14 +43,11 @@ def _copied(value: Any) -> np.ndarray:
 
 def write(entries: list[Entry], path: pathlib.Path) -> None:
     """Writes a file, as `model.save_weights` would have."""
-    store = _Store(str(path), mode="w")
-    try:
+    with contextlib.closing(_Store(str(path), mode="w")) as store:
         for place, metadata, values in entries:
             group = store.make(place, metadata=metadata)
             for name, value in values.items():
                 group[name] = value
-    finally:
-        store.close()
 
 
 def assert_plain(path: pathlib.Path) -> None:
@@ -83,6 +81,3 @@ class _Recorder(_Store):
     def make(self, path: str, metadata: Any = None) -> Any:
         self.entries.append((path, metadata, {}))
         return self.entries[-1][-1]
-
-    def close(self) -> None:
-        pass
