@@ -1,5 +1,6 @@
 """`fit` with a `Resume` among its callbacks."""
 
+import contextvars
 import logging
 import pathlib
 from collections.abc import Callable
@@ -13,16 +14,17 @@ from keras_conflux._compat import patching
 from keras_conflux._compat.patching import patch
 from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.resume import between_processes
+from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import compiled_parts
-from keras_conflux._extensions.resume.input_position import Follower
+from keras_conflux._extensions.resume.input_position import InputPosition
 from keras_conflux._extensions.resume.resumable_fit import ResumableFit
 from keras_conflux._extensions.resume.resume import Resume
 from keras_conflux._extensions.resume.writer import CheckpointWriter
-from keras_conflux._fit import first_process
+from keras_conflux._fit.input.calls import EpochObserver
+from keras_conflux._fit.input.calls import FitObserver
 from keras_conflux._fit.input.calls import KerasCall
-from keras_conflux._fit.input.calls import LogSource
 from keras_conflux._fit.input.calls import observe
 from keras_conflux._replication import model_options
 
@@ -40,60 +42,64 @@ def _note_specs() -> None:
     patch(private_names.BUILD_LOSS, compiled_parts.note_specs)
 
 
-class _FitOrResume(Follower):
+class _FitOrResume(FitObserver):
     def fit(self, call: KerasCall, run: Callable[[], Any]) -> Any:
         """Goes on where a `Resume` has left off, if there is one."""
-        resume = _resume_among(call.arguments["callbacks"])
+        resume = _resume_among(call)
         return run() if resume is None else _resumed(call, run, resume)
+
+    def made(self, iterator: Any) -> EpochObserver:
+        """Follows an epoch iterator, and for a `fit` that waits for one."""
+        data_state.track(iterator)
+        waiting = _waiting.get([])
+        if not waiting:
+            return EpochObserver()
+        position = waiting.pop()
+        position.attach(iterator)
+        return position
 
 
 def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
     """Calls `fit` with callbacks that save and restore the training."""
-    model = call.model
-    given = call.arguments
-    callbacks = _with_history(call.callbacks)
-    writer = CheckpointWriter(resume.directory, resume.keep)
-    resume.pauses = writer.pauses
-    is_local = (
-        process_count() > 1 and model_options.data_contract_of(model) == "local"
-    )
-    parts = process_count() if is_local else 1
+    callbacks = keras.callbacks.CallbackList(
+        call.callbacks, add_history=True
+    ).callbacks
+    writer = CheckpointWriter(resume.directory)
+    resume.pauses = []
+    contract = model_options.data_contract_of(call.model)
+    parts = process_count() if contract == "local" else 1
     with writer.open():
-        saved = _saved(resume, callbacks, given, parts)
-        # Clocks of another process mean nothing here.
-        without_state = Resume | keras.callbacks.ProgbarLogger | LogSource
-        given["callbacks"] = training = ResumableFit(
-            model,
-            resume,
-            called=first_process.callbacks_of_this_process(callbacks),
-            stateful=[x for x in callbacks if not isinstance(x, without_state)],
-            saved=saved,
-            parts=parts,
-            writer=writer,
-            given=given,
-        )
-        with training.running():
-            history = run()
+        saved = _saved(resume, callbacks, call.arguments, parts)
+        training = ResumableFit(call, resume, callbacks, saved, parts, writer)
+        call.arguments["callbacks"] = training
+        token = _waiting.set([training.position])
+        try:
+            with training.preemption.noted():
+                history = run()
+        finally:
+            _waiting.reset(token)
         ended_here.add(resume.directory)
         return history
 
 
 ended_here: set[pathlib.Path] = set()
 """The directories of trainings that have ended in this process."""
+_waiting: contextvars.ContextVar[list[InputPosition]] = contextvars.ContextVar(
+    "waiting"
+)
+"""Who follows the first epoch iterator that is made now, if anybody."""
 
 
-def _resume_among(callbacks: Any) -> Resume | None:
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-        if any(isinstance(each, Resume) for each in callbacks):
-            raise ValueError(
-                "`Resume` needs to see all callbacks. Pass `fit` a list of "
-                "them. Received: a CallbackList"
-            )
-    listed = keras.tree.flatten(callbacks or [])
+def _resume_among(call: KerasCall) -> Resume | None:
+    listed = call.callbacks
     found = [each for each in listed if isinstance(each, Resume)]
     if not found:
         return None
+    if isinstance(call.arguments["callbacks"], keras.callbacks.CallbackList):
+        raise ValueError(
+            "`Resume` needs to see all callbacks. Pass `fit` a list of "
+            "them. Received: a CallbackList"
+        )
     backup = keras.callbacks.BackupAndRestore
     others = [each for each in listed if isinstance(each, backup)]
     if len(found) > 1 or others:
@@ -103,14 +109,6 @@ def _resume_among(callbacks: Any) -> Resume | None:
             f"BackupAndRestore, so pass it alone. Received: {names}"
         )
     return found[0]
-
-
-def _with_history(callbacks: list[Any]) -> list[Any]:
-    """Returns the callbacks with the one that Keras adds in any `fit`."""
-    history = keras.callbacks.History
-    if any(isinstance(each, history) for each in callbacks):
-        return callbacks
-    return [*callbacks, history()]
 
 
 def _saved(

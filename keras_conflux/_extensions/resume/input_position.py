@@ -5,8 +5,6 @@ made before. So they are drawn once more, and dropped.
 """
 
 import collections
-import contextlib
-import contextvars
 import dataclasses
 import itertools
 from collections.abc import Generator
@@ -23,7 +21,6 @@ from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.data_state import ValidationData
 from keras_conflux._fit.input.calls import Epoch
 from keras_conflux._fit.input.calls import EpochObserver
-from keras_conflux._fit.input.calls import FitObserver
 
 _WHAT_TO_DO = (
     "Give the training the data that it had, or begin another one in another "
@@ -230,32 +227,3 @@ class InputPosition(EpochObserver):
                 "changed, or it draws random numbers without a seed. "
                 f"{_WHAT_TO_DO}"
             )
-
-
-_next: contextvars.ContextVar[list[InputPosition]] = contextvars.ContextVar(
-    "next_position"
-)
-
-
-@contextlib.contextmanager
-def followed_by(position: InputPosition) -> Iterator[None]:
-    """Makes the first epoch iterator that is made here be followed."""
-    token = _next.set([position])
-    try:
-        yield
-    finally:
-        _next.reset(token)
-
-
-class Follower(FitObserver):
-    """Notes which iterators are made, and where a resumable `fit` stands."""
-
-    def made(self, iterator: Any) -> EpochObserver:
-        """Follows an epoch iterator, and for a `fit` that waits for one."""
-        data_state.track(iterator)
-        waiting = _next.get([])
-        if not waiting:
-            return EpochObserver()
-        position = waiting.pop()
-        position.attach(iterator)
-        return position

@@ -3,13 +3,11 @@
 "Before step n" means that n steps are done and that there is a step n.
 """
 
-import contextlib
 import dataclasses
 import functools
 import logging
 import time
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -21,7 +19,6 @@ from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
 from keras_conflux._extensions.resume import fingerprint
-from keras_conflux._extensions.resume import input_position
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import varying_data
 from keras_conflux._extensions.resume.between_processes import gathered
@@ -38,8 +35,14 @@ from keras_conflux._extensions.resume.resume import SavingInterval
 from keras_conflux._extensions.resume.signals import Preemption
 from keras_conflux._extensions.resume.trainable_layers import TrainableLayers
 from keras_conflux._extensions.resume.writer import CheckpointWriter
+from keras_conflux._extensions.resume.writer import write
+from keras_conflux._fit import first_process
+from keras_conflux._fit.input.calls import KerasCall
+from keras_conflux._fit.input.calls import LogSource
 
 _log = logging.getLogger("keras_conflux")
+# Clocks of another process mean nothing here.
+_STATELESS = Resume | keras.callbacks.ProgbarLogger | LogSource
 _VARIES = (
     "This training cannot be resumed exactly, because its {what} is another "
     "each time: {causes}. Where a seed is missing, call "
@@ -57,34 +60,28 @@ _FURTHER_ON = (
 class ResumableFit(keras.callbacks.CallbackList):
     """Saves and restores the state that a call of `fit` needs to go on."""
 
-    _states: CallbackStates
-    _layers: TrainableLayers
-    _data: dict[str, Any]
-    _compiled: dict[str, Any]
-    _is_certain: bool
-    """Whether a step whose begin is told will come."""
-
     def __init__(
         self,
-        model: keras.Model,
+        call: KerasCall,
         resume: Resume,
-        called: list[Any],
-        stateful: list[Any],
+        callbacks: list[Any],
         saved: Saved | None,
         parts: int,
         writer: CheckpointWriter,
-        given: dict[str, Any],
     ) -> None:
-        is_shown = given["verbose"] != 0 and process_index() == 0
-        super().__init__(called, add_progbar=is_shown)
-        self._trained = model
-        self._stateful = stateful
+        given = call.arguments
+        super().__init__(
+            first_process.callbacks_of_this_process(callbacks),
+            add_progbar=given["verbose"] != 0 and process_index() == 0,
+        )
+        self._trained = call.model
+        self._stateful = [x for x in callbacks if not isinstance(x, _STATELESS)]
         self._saved = saved
         self._parts = parts
+        self._resume = resume
         self._interval = SavingInterval(resume.every)
         self._writer = writer
-        self._preemption = Preemption(resume.signals)
-        self._strict = resume.strict
+        self.preemption = Preemption(resume.signals)
         self._verbose = given["verbose"]
         self._epochs = given["epochs"]
         self._taken: _Taken | None = None
@@ -93,24 +90,15 @@ class ResumableFit(keras.callbacks.CallbackList):
         self._epoch = 0
         self._ended = 0
         """How many steps of this epoch have ended."""
-        self._position = InputPosition(
+        self.position = InputPosition(
             None if saved is None else _place(saved),
             ValidationData(given["validation_data"]),
             is_part=parts > 1,
         )
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Follows draws of batches, and signals."""
-        with (
-            input_position.followed_by(self._position),
-            self._preemption.noted(),
-        ):
-            yield
-
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores, or begins."""
-        steps = self._position.iterator.num_batches
+        steps = self.position.iterator.num_batches
         # Callbacks get both when the training begins, as in any `fit`.
         self.set_model(self._trained)
         self.set_params(
@@ -119,8 +107,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         super().on_train_begin(logs)
         self._states = CallbackStates(self._stateful)
         self._layers = TrainableLayers(self._trained)
-        iterator = self._position.iterator
-        self._position.varies = self._name_what_varies()
+        iterator = self.position.iterator
+        self.position.varies = self._name_what_varies()
         self._data = fingerprint.of_data(iterator)
         # Keras finds out that other data has ended when it tries the next step.
         # A state taken before that one is then none to go on from.
@@ -140,13 +128,13 @@ class ResumableFit(keras.callbacks.CallbackList):
         model_state.assert_same(self._saved, self._trained)
         fingerprint.name_changed_settings(self._saved, self._compiled)
         state = self._saved.state
-        if not self._position.restore(self._saved.is_over(self._epochs)):
+        if not self.position.restore(self._saved.is_over(self._epochs)):
             self._warn_or_raise(_FURTHER_ON)
         self._done = state["done"]
         self._epoch = state["epoch"]
         self._interval.restart(self._done + state["step"])
         self._restore(self._saved)
-        if not self._position.skipped:
+        if not self.position.skipped:
             random_generators.set_states(
                 _place(self._saved).generators,
                 private_state.dataset_of(iterator),
@@ -154,7 +142,7 @@ class ResumableFit(keras.callbacks.CallbackList):
 
     def _name_what_varies(self) -> bool:
         """Returns whether the data of the training varies."""
-        position = self._position
+        position = self.position
         found = {
             "data": varying_data.causes(
                 private_state.dataset_of(position.iterator),
@@ -183,7 +171,7 @@ class ResumableFit(keras.callbacks.CallbackList):
             )
 
     def _warn_or_raise(self, message: str) -> None:
-        if self._strict:
+        if self._resume.strict:
             raise ValueError(message)
         warn(message)
 
@@ -195,7 +183,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         if not self._done:
             self._layers.note_traced()  # by the first step
         # Callbacks and Keras have begun an epoch, in whose middle this is.
-        if self._saved is not None and self._position.skipped:
+        if self._saved is not None and self.position.skipped:
             self._restore(self._saved)
         self._saved = None
 
@@ -243,7 +231,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         """Returns whether any process wants to save, and a signal that came."""
         # Each process has its own clock and signals.
         wanted = all_gather_json(
-            f"whether to save {where}", [due, self._preemption.received or 0]
+            f"whether to save {where}", [due, self.preemption.received or 0]
         )
         return any(each for each, _ in wanted), max(each for _, each in wanted)
 
@@ -253,20 +241,20 @@ class ResumableFit(keras.callbacks.CallbackList):
         self._writer.wait()
         model_state.gather(self._trained)
         parts = self._of_all_parts(step)
-        write = self._copied(step, parts) if process_index() == 0 else None
-        self._writer.pauses.append(time.monotonic() - began)
-        return _Taken(self._done + step, write, signal)
+        copied = self._copied(step, parts) if process_index() == 0 else None
+        self._resume.pauses.append(time.monotonic() - began)
+        return _Taken(self._done + step, copied, signal)
 
     def _of_all_parts(self, step: int) -> list[dict[str, Any]]:
         """Returns each process' place in its data, with their description."""
-        place = self._position.place_before(step)
+        place = self.position.place_before(step)
         own = {"place": dict(vars(place)), "data": self._data}
         what = f"the place in the data before step {step}"
         return gathered(what, own) if self._parts > 1 else [own]
 
     def _copied(
         self, step: int, parts: list[dict[str, Any]]
-    ) -> Callable[[], None]:
+    ) -> Callable[[], str]:
         """Returns a function that writes a checkpoint of this moment."""
         model = ModelState.copied_from(self._trained)
         state = {
@@ -280,7 +268,8 @@ class ResumableFit(keras.callbacks.CallbackList):
             "trainable": self._layers.changed(),
         }
         position = self._done + step, self._epoch
-        return functools.partial(self._writer.write, position, model, state)
+        root, keep = self._resume.directory, self._resume.keep
+        return functools.partial(write, root, position, model, state, keep)
 
     def _put_down(self) -> None:
         """Writes the state that was taken, if any."""
@@ -289,7 +278,7 @@ class ResumableFit(keras.callbacks.CallbackList):
             return
         self._interval.restart(taken.steps)
         if taken.write is not None:
-            taken.write()
+            self._writer.start(taken.write)
         if taken.signal:
             self._exit(taken.signal)
 
@@ -316,7 +305,7 @@ class _Taken:
 
     steps: int
     """How many are done, in all epochs."""
-    write: Callable[[], None] | None
+    write: Callable[[], str] | None
     """Writes it; `None` where another process does."""
     signal: int
     """The signal by which training is to end; 0 without."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
@@ -25,44 +26,27 @@ from keras_conflux._extensions.resume.stored_arrays import Arrays
 class CheckpointWriter:
     """Writes into a directory that no other training writes into."""
 
-    def __init__(self, directory: pathlib.Path, keep: int) -> None:
+    def __init__(self, directory: pathlib.Path) -> None:
         self._root = directory
-        self._keep = keep
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "conflux-checkpoint")
         self._writing: Future[str] | None = None
-        self.pauses: list[float] = []
-        """The seconds for which each checkpoint has held up training."""
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """Makes the directory, keeps it from others, and ends the writing."""
-        if process_index() > 0:
-            yield
-            return
+        what = "opening the directory of the checkpoints"
         with contextlib.ExitStack() as stack:
-            with errors_reported_to_all(
-                "opening the directory of the checkpoints"
-            ):
-                stack.enter_context(storage.locked(self._root))
-                storage.remove_unfinished(self._root)
-            self._thread = stack.enter_context(
-                ThreadPoolExecutor(1, "conflux-checkpoint")
-            )
-            try:
-                yield
-            finally:
-                self.wait()
+            if process_index() == 0:
+                with errors_reported_to_all(what):
+                    stack.enter_context(storage.locked(self._root))
+                    storage.remove_unfinished(self._root)
+            stack.enter_context(self._thread)
+            stack.callback(self.wait)
+            yield
 
-    def write(
-        self,
-        position: tuple[int, int],
-        model: ModelState,
-        state: dict[str, Any],
-    ) -> None:
+    def start(self, write: Callable[[], str]) -> None:
         """Lets the thread write. See `write`."""
-        assert self._thread is not None
-        given = self._root, position, model, state, self._keep
-        self._writing = self._thread.submit(write, *given)
+        self._writing = self._thread.submit(write)
 
     def wait(self) -> None:
         """Waits until a checkpoint is written. A full disk only warns."""
