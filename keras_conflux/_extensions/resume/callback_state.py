@@ -1,6 +1,5 @@
 """The state of callbacks, and its restoration."""
 
-import collections
 import datetime
 import enum
 import functools
@@ -17,6 +16,7 @@ import tensorflow as tf
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import held_attributes
 from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume.held_attributes import CONTAINERS
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 
 _SET_ANEW = {"params", "min_delta"}
@@ -44,7 +44,6 @@ _WITHOUT_STATE: tuple[type, ...] = (
     tf.TypeSpec,
     tf.data.Dataset,
 )
-_MUTABLE = (list, dict, set, bytearray, collections.deque)
 
 
 class CallbackStates:
@@ -138,7 +137,7 @@ def _can_lose_state(value: Any, known: set[int]) -> bool:
         return _can_lose_state(value.func, known)
     if isinstance(value, _FUNCTIONS):
         cells = getattr(value, "__closure__", None) or ()
-        return any(isinstance(_content(cell), _MUTABLE) for cell in cells)
+        return any(isinstance(_content(cell), CONTAINERS) for cell in cells)
     if isinstance(value, keras.Layer | keras.Optimizer):
         return not all(id(each) in known for each in value.variables)
     return held_attributes.state_of(value) is None and not isinstance(

@@ -18,6 +18,8 @@ import tensorflow as tf
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import plain_values
 
+CONTAINERS = (list, dict, set, bytearray, collections.deque)
+"""The plain values that may be changed in place."""
 _OF_LOGS = keras.callbacks.History | keras.callbacks.CSVLogger
 """Callbacks whose containers hold the names of logs, which may be any."""
 _TOLD = "state_dict()"  # no attribute has such a name
@@ -160,16 +162,12 @@ def _give(owner: Any, values: dict[str, Any]) -> None:
 
 def _fill(container: Any, value: Any) -> None:
     """Gives a container the content of another one of its kind."""
-    if type(container) is not type(value):
-        return
-    if isinstance(container, list | bytearray):
-        container[:] = value
-    elif isinstance(container, dict | set):
+    if type(container) is type(value) and isinstance(container, CONTAINERS):
         container.clear()
-        container.update(value)
-    elif isinstance(container, collections.deque):
-        container.clear()
-        container.extend(value)
+        if isinstance(container, dict | set):
+            container.update(value)
+        else:
+            container.extend(value)
 
 
 def state_of(value: Any) -> Any:

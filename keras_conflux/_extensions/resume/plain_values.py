@@ -176,7 +176,7 @@ class Form:
         """
         other = Form.from_value(value)
         kinds, new = {self.kind, other.kind}, other.texts - self.texts
-        if len(kinds) > 1 and "None" not in kinds:
+        if len(kinds) > 1 and "NoneType" not in kinds:
             return False
         are_words = not self.texts and all(map(_is_word, new))
         return not new or (other.kind != _TEXT and (any_words or are_words))
@@ -188,8 +188,6 @@ _TEXT = "text"
 def _kind(value: Any) -> str:
     if isinstance(value, str | bytes | bytearray):
         return _TEXT
-    if value is None:
-        return "None"
     if isinstance(value, bool | int | float | complex):
         return "number"
     if isinstance(value, np.ndarray | np.generic | tf.Tensor):
