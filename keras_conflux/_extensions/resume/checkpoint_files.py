@@ -3,13 +3,14 @@
 import contextlib
 import dataclasses
 import hashlib
+import io
 import os
 import pathlib
 import re
 import stat
 from typing import Any
-from typing import BinaryIO
 
+from keras_conflux._common import arguments
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import stored_arrays
 
@@ -59,15 +60,10 @@ class Saved:
 
 def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
     """Returns a directory as a path; refuses others, such as a URL."""
-    said = (
-        'Expected a directory, such as "runs/a"; "." is the current one. '
-        f"Received: {directory!r}"
-    )
-    given: Any = directory
-    if not isinstance(given, str | os.PathLike):
-        raise TypeError(said)
+    expected = 'a directory, such as "runs/a"; "." is the current one'
+    arguments.assert_is(directory, str | os.PathLike, expected)
     if not str(directory):
-        raise ValueError(said)
+        raise ValueError(f"Expected {expected}. Received: {directory!r}")
     if _URL.match(str(directory)):
         raise ValueError(
             "Expected a directory, as a rename puts a checkpoint in place and "
@@ -175,11 +171,10 @@ def read(path: pathlib.Path) -> Saved:
 def digest_of(folder: pathlib.Path, name: str) -> str:
     """Returns the digest by which a file is known to be as it was written."""
     with open_file(folder / name) as file:
-        read: Any = file
-        return hashlib.file_digest(read, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_file(path: pathlib.Path) -> BinaryIO:
+def open_file(path: pathlib.Path) -> io.BufferedReader:
     """Opens a file of a checkpoint for reading: a regular one, and no link."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
