@@ -149,19 +149,14 @@ class InputPosition(EpochObserver):
         self, enumerated: Iterator[tuple]
     ) -> Generator[tuple, None, None]:
         """Yields the part of an epoch's steps, as Keras has them, from here."""
-        start = self._start
         here, skipped = self._here, self.skipped
         here.drawn_before = here.drawn
-        source = None
-        for first, last, source_now in enumerated:
-            if source is None:
-                source = source_now
-                if start is not None:
-                    self._draw_again(start, source)
+        for first, last, source in enumerated:
+            self._draw_again(source)
             if first >= skipped:
                 here.drawn = here.drawn_before + last + 1
                 here.begun = True
-                yield first, last, source_now
+                yield first, last, source
 
     def _make_all_iterators(self, start: Place) -> bool:
         return self._make_iterators(start.made, start.validation["made"])
@@ -169,11 +164,11 @@ class InputPosition(EpochObserver):
     def _make_iterators(self, count: int, of_validation: int) -> bool:
         """Makes as many as there were; returns whether none is more."""
         dataset = private_state.dataset_of(self.iterator)
-        is_there = data_state.make_again(dataset, count)
-        return (
-            data_state.make_again(self.validation.dataset, of_validation)
-            and is_there
+        are_there = (
+            data_state.make_again(dataset, count),
+            data_state.make_again(self.validation.dataset, of_validation),
         )
+        return all(are_there)
 
     def _note_iterator(self) -> None:
         """Called before an iterator is made of the data."""
@@ -190,15 +185,14 @@ class InputPosition(EpochObserver):
         here.generators_at_begin = random_generators.states(dataset)
         here.attributes = self._held.changed()
 
-    def _draw_again(self, start: Place, source: Any) -> None:
+    def _draw_again(self, source: Any) -> None:
         """Draws trained batches again, from an iterator that has just begun."""
-        self._start = None
-        if not start.begun:
+        start, self._start = self._start, None
+        if start is None or not start.begun:
             return
-        batches = itertools.islice(source, start.drawn)
-        count, batch = 0, None
-        for count, batch in enumerate(batches, 1):  # noqa: B007
-            pass
+        batches = enumerate(itertools.islice(source, start.drawn), 1)
+        last = collections.deque(batches, maxlen=1)
+        count, batch = last[0] if last else (0, None)
         had_ended = self._is_part and start.last is None
         if count < start.drawn and not had_ended:
             raise ValueError(
