@@ -39,9 +39,7 @@ def held_by(owner: Any) -> HeldAttributes:
 
 def _mark(value: Any) -> Any:
     """Returns a mark that shows, within a process, that a value changes."""
-    if getattr(value, "nbytes", 0) <= _LARGE or not isinstance(
-        value, np.ndarray
-    ):
+    if not isinstance(value, np.ndarray) or value.nbytes <= _LARGE:
         return plain_values.digest(value)
     seen = value.shape, value.dtype.str
     if isinstance(value, np.memmap) or not value.flags.writeable:
@@ -55,12 +53,10 @@ class ValidationData:
 
     def __init__(self, given: Any) -> None:
         source = keras.utils.unpack_x_y_sample_weight(given)[0]
-        is_dataset = isinstance(source, tf.data.Dataset)
-        is_py_dataset = isinstance(source, keras.utils.PyDataset)
         self.source = source
-        self.dataset = source if is_dataset else None
-        self.owner = source if is_py_dataset else None
-        self._held = held_by(self.owner)
+        self.dataset = source if isinstance(source, tf.data.Dataset) else None
+        is_py_dataset = isinstance(source, keras.utils.PyDataset)
+        self._held = held_by(source if is_py_dataset else None)
 
     def state(self) -> dict[str, Any]:
         """Returns the state that `restore` takes."""

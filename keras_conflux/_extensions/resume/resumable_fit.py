@@ -148,8 +148,10 @@ class ResumableFit(keras.callbacks.CallbackList):
                 private_state.dataset_of(position.iterator),
                 private_state.py_dataset_of(position.iterator),
             ),
-            "validation data": varying_data.causes_in_validation(
-                position.validation
+            "validation data": varying_data.causes(
+                position.validation.dataset,
+                position.validation.source,
+                anew=True,
             ),
         }
         for what, causes in found.items():

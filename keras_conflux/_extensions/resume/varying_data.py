@@ -10,7 +10,6 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import seed_is_drawn
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.resume.compat import pipelines
-from keras_conflux._extensions.resume.data_state import ValidationData
 
 _SHUFFLED_BEFORE = (
     "it is shuffled before it is repeated, concatenated or cached (shuffle it "
@@ -18,33 +17,27 @@ _SHUFFLED_BEFORE = (
 )
 
 
-def causes(dataset: Any, owner: Any = None) -> list[str]:
-    """Returns why batches cannot be drawn a second time, a phrase for each."""
+def causes(dataset: Any, source: Any = None, anew: bool = False) -> list[str]:
+    """Returns why batches cannot be drawn a second time, a phrase for each.
+
+    Data without an end is drawn from once, unless each epoch begins `anew`.
+    """
     found = dict.fromkeys(_of_dataset(dataset))
-    if (
-        pipelines.begins_shuffles_later(dataset)
-        and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
+    if pipelines.begins_shuffles_later(dataset) and (
+        anew or dataset.cardinality() != tf.data.INFINITE_CARDINALITY
     ):
         found[_SHUFFLED_BEFORE] = None
-    if isinstance(owner, keras.utils.PyDataset) and owner.workers > 1:
+    if isinstance(source, keras.utils.PyDataset) and source.workers > 1:
         found[
-            f"its {owner.workers} workers draw random numbers in any order, if "
-            "they draw any"
+            f"its {source.workers} workers draw random numbers in any order, "
+            "if they draw any"
         ] = None
-    return list(found)
-
-
-def causes_in_validation(data: ValidationData) -> list[str]:
-    """Returns the same of validation data, which is drawn from many times."""
-    found = causes(data.dataset, data.owner)
-    if isinstance(data.source, types.GeneratorType):
-        found.append(
+    if isinstance(source, types.GeneratorType):
+        found[
             "it is a generator, which goes on where former evaluations, which "
             "draw ahead, have left it"
-        )
-    if pipelines.begins_shuffles_later(data.dataset):
-        found = [*dict.fromkeys([*found, _SHUFFLED_BEFORE])]
-    return found
+        ] = None
+    return list(found)
 
 
 def _of_dataset(dataset: Any) -> Iterator[str]:
