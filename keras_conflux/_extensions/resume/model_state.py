@@ -110,12 +110,8 @@ def _beside_weights(model: keras.Model) -> list[keras.Variable]:
     written = weight_files.entries_of(model)
     known = {id(v) for *_, values in written for v in values.values()}
     known |= {id(v) for v in getattr(optimizer, "variables", ())}
-    shared = random_generators.present_global_seed()
-    return [
-        variable
-        for variable in state.variables_of(model)
-        if id(variable) not in known and variable is not shared
-    ]
+    known.add(id(random_generators.present_global_seed()))
+    return [v for v in state.variables_of(model) if id(v) not in known]
 
 
 _OPTIMIZER = "optimizer's variables"

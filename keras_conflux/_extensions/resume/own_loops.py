@@ -180,12 +180,10 @@ def _build_as_saved(model: keras.Model, saved: Saved) -> None:
     """Builds parts that the first step builds, and saved models have."""
     parts = saved.state["built for"]
     strategy = state_of_models.strategy_of(state_of_models.variables_of(model))
-    if strategy is None:
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
         compiled_parts.build(model, parts)
-        return
-    with strategy.scope():
-        compiled_parts.build(model, parts)
-    promotion.promote_new_state(model, strategy)
+    if strategy is not None:
+        promotion.promote_new_state(model, strategy)
 
 
 def _own(generators: Any) -> dict[str, Any]:
