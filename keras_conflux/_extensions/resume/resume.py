@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections.abc import Callable
 
 import keras
 
@@ -89,13 +90,13 @@ class SavingInterval:
     """Counts steps or, where a time such as `"10m"` is given, seconds."""
 
     def __init__(self, every: int | str) -> None:
-        self._steps: float = float("inf")
-        self._seconds: float = float("inf")
+        self._now: Callable[[int], float] = lambda step: step
         matched = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", str(every))
         if matched:
-            self._seconds = float(matched[1]) * _UNITS[matched[2]]
+            self._length = float(matched[1]) * _UNITS[matched[2]]
+            self._now = lambda _: time.monotonic()
         elif type(every) is int and every > 0:
-            self._steps = every
+            self._length = every
         else:
             raise ValueError(
                 "`every` is a number of steps of at least 1, or a time such as "
@@ -105,12 +106,8 @@ class SavingInterval:
 
     def restart(self, step: int) -> None:
         """Counts from here, where so many steps are done in all epochs."""
-        self._since = step
-        self._began = time.monotonic()
+        self._since = self._now(step)
 
     def is_over(self, step: int) -> bool:
         """Whether a checkpoint is due."""
-        return (
-            step - self._since >= self._steps
-            or time.monotonic() - self._began >= self._seconds
-        )
+        return self._now(step) - self._since >= self._length
