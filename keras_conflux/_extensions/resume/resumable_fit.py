@@ -3,7 +3,6 @@
 "Before step n" means that n steps are done and that there is a step n.
 """
 
-import dataclasses
 import functools
 import logging
 import time
@@ -84,7 +83,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         self.preemption = Preemption(resume.signals)
         self._verbose = given["verbose"]
         self._epochs = given["epochs"]
-        self._taken: _Taken | None = None
+        self._taken: Callable[[], None] | None = None
+        """Writes the checkpoint that is copied and not written yet."""
         self._done = 0
         """How many steps former epochs had."""
         self._epoch = 0
@@ -237,15 +237,16 @@ class ResumableFit(keras.callbacks.CallbackList):
         )
         return any(each for each, _ in wanted), max(each for _, each in wanted)
 
-    def _take(self, step: int, signal: int) -> "_Taken":
-        """Copies all that a checkpoint has."""
+    def _take(self, step: int, signal: int) -> Callable[[], None]:
+        """Copies all that a checkpoint has, for `_finish` to write."""
         began = time.monotonic()
         self._writer.wait()
         model_state.gather(self._trained)
         parts = self._of_all_parts(step)
         copied = self._copied(step, parts) if process_index() == 0 else None
         self._resume.pauses.append(time.monotonic() - began)
-        return _Taken(self._done + step, copied, signal)
+        steps = self._done + step
+        return functools.partial(self._finish, steps, copied, signal)
 
     def _of_all_parts(self, step: int) -> list[dict[str, Any]]:
         """Returns each process' place in its data, with their description."""
@@ -276,13 +277,21 @@ class ResumableFit(keras.callbacks.CallbackList):
     def _put_down(self) -> None:
         """Writes the state that was taken, if any."""
         taken, self._taken = self._taken, None
-        if taken is None:
-            return
-        self._interval.restart(taken.steps)
-        if taken.write is not None:
-            self._writer.start(taken.write)
-        if taken.signal:
-            self._exit(taken.signal)
+        if taken is not None:
+            taken()
+
+    def _finish(
+        self, steps: int, copied: Callable[[], str] | None, signal: int
+    ) -> None:
+        """Writes what was copied after so many steps of all epochs.
+
+        Another process does so if it is `None`. The signal is 0 without one.
+        """
+        self._interval.restart(steps)
+        if copied is not None:
+            self._writer.start(copied)
+        if signal:
+            self._exit(signal)
 
     def _exit(self, signal: int) -> None:
         self._writer.wait()
@@ -299,18 +308,6 @@ class ResumableFit(keras.callbacks.CallbackList):
         model_state.restore(self._trained, saved)
         self._layers.restore(saved.state["trainable"])
         self._states.restore(saved.state["callbacks"])
-
-
-@dataclasses.dataclass(frozen=True)
-class _Taken:
-    """A checkpoint that is not written yet."""
-
-    steps: int
-    """How many are done, in all epochs."""
-    write: Callable[[], str] | None
-    """Writes it; `None` where another process does."""
-    signal: int
-    """The signal by which training is to end; 0 without."""
 
 
 def _place(saved: Saved) -> Place:
