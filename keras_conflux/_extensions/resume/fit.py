@@ -84,9 +84,7 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
 
 ended_here: set[pathlib.Path] = set()
 """The directories of trainings that have ended in this process."""
-_waiting: contextvars.ContextVar[list[InputPosition]] = contextvars.ContextVar(
-    "waiting"
-)
+_waiting = contextvars.ContextVar[list[InputPosition]]("waiting")
 """Who follows the first epoch iterator that is made now, if anybody."""
 
 

@@ -178,10 +178,9 @@ def load(
 
 def _build_as_saved(model: keras.Model, saved: Saved) -> None:
     """Builds parts that the first step builds, and saved models have."""
-    parts = saved.state["built for"]
     strategy = state_of_models.strategy_of(state_of_models.variables_of(model))
     with contextlib.nullcontext() if strategy is None else strategy.scope():
-        compiled_parts.build(model, parts)
+        compiled_parts.build(model, saved.state["built for"])
     if strategy is not None:
         promotion.promote_new_state(model, strategy)
 

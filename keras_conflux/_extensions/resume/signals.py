@@ -38,7 +38,7 @@ class Preemption:
                 f'a program can hear, such as "SIGTERM". Received: {unknown}'
             )
         self._numbers = [signal.Signals[name] for name in names]
-        self._terminals: list[int] = []
+        self._terminals = [fd for fd in (1, 2) if os.isatty(fd)]
         self.received: int | None = None
         """The number of the signal that came."""
 
@@ -54,7 +54,6 @@ class Preemption:
                 "last checkpoint. Call `fit` in the main thread, or pass "
                 "`signals=()` to `Resume`."
             )
-        self._terminals = [fd for fd in (1, 2) if os.isatty(fd)]
         before = {
             number: signal.signal(number, self._note_signal)
             for number in heard

@@ -45,8 +45,7 @@ def _of_eager_operations() -> random.Random | None:
 
 def variables(dataset: Any) -> list[np.ndarray]:
     """Returns the values of the variables of a `tf.data.Dataset`."""
-    found = pipelines.variables_of_dataset(dataset)
-    return [each.numpy() for each in found]
+    return [x.numpy() for x in pipelines.variables_of_dataset(dataset)]
 
 
 def set_variables(dataset: Any, values: list[np.ndarray]) -> None:
