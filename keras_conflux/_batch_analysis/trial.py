@@ -17,9 +17,9 @@ from keras_conflux._batch_analysis.kinds import TOTAL
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.trial_program import RandomValues
 from keras_conflux._batch_analysis.trial_program import Results
 from keras_conflux._batch_analysis.trial_program import TrialProgram
-from keras_conflux._batch_analysis.trial_values import RandomValues
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import walks
 

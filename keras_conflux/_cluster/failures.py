@@ -1,7 +1,6 @@
 """Reports an error of one process to all others."""
 
 import contextlib
-import contextvars
 import re
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.contexts import Setting
 from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import ProcessError
 from keras_conflux._common.waiting import DaemonCall
@@ -23,9 +23,7 @@ _REPORTED = "has raised"
 _NOISE = re.compile(
     r" *(\[type\.googleapis|The error could be from|Additional GRPC error)"
 )
-_inside: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "inside", default=False
-)
+_inside = Setting(False)
 
 
 class ExitOfAllProcesses(SystemExit):
@@ -44,9 +42,9 @@ def errors_reported_to_all(what: str) -> Iterator[None]:
     if process_count() == 1 or _inside.get():
         yield
         return
-    token = _inside.set(True)
     try:
-        yield
+        with _inside.to(True):
+            yield
     except ExitOfAllProcesses:
         raise
     except BaseException as error:
@@ -63,8 +61,6 @@ def errors_reported_to_all(what: str) -> Iterator[None]:
         with contextlib.suppress(tf.errors.OpError):  # another was first
             tensorflow_processes.report_error(text[:_LENGTH])
         raise
-    finally:
-        _inside.reset(token)
 
 
 def wait_while_all_processes_live(call: DaemonCall, seconds: float) -> bool:

@@ -7,7 +7,6 @@ that replicas exchange goes through here.
 
 import collections
 import contextlib
-import contextvars
 import functools
 import itertools
 import threading
@@ -23,6 +22,8 @@ from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.contexts import Setting
+from keras_conflux._common.contexts import having
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import length
@@ -77,9 +78,7 @@ class Trace:
         """The operations that level a ring's counters under the lock."""
 
 
-_trace: contextvars.ContextVar[Trace | None] = contextvars.ContextVar(
-    "trace", default=None
-)
+_trace: Setting[Trace | None] = Setting(None)
 
 
 def _new_group_key(devices: tuple[Device, ...]) -> int:
@@ -342,13 +341,10 @@ class Communicator:
     def tracing(self) -> Iterator[Trace]:
         """Counts the calls of the replicas that are traced here."""
         outer, trace = _trace.get(), Trace(len(self.devices))
-        token, before = _trace.set(trace), self._latest
-        self._latest = trace
         try:
-            yield trace
+            with _trace.to(trace), having(self, _latest=trace):
+                yield trace
         finally:
-            _trace.reset(token)
-            self._latest = before
             trace.collectives += max(trace.calls)
             if outer is not None:
                 outer.collectives += trace.collectives
@@ -414,11 +410,10 @@ class Communicator:
                     "be called there."
                 )
             self._lock.acquire()
-        outer, self._running = self._running, program
         try:
-            yield
+            with having(self, _running=program):
+                yield
         finally:
-            self._running = outer
             self._lock.release()
 
     def _nccl(self) -> Transport:

@@ -1,12 +1,10 @@
 """The private state, devices, variables and log of TensorFlow."""
 
 import contextlib
-import contextvars
 import ctypes
 import functools
 import logging
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +15,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import config
 from tensorflow.python.ops import resource_variable_ops
 
+from keras_conflux._common.contexts import Setting
 from keras_conflux._graphs import resources
 
 _END = "_conflux_end"
@@ -144,21 +143,14 @@ _UNTRUE = (
     "Gather to ",
 )
 
-_is_ours: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "code_of_ours_runs", default=False
-)
+_is_ours = Setting(False)
 
 
 def _is_true(record: logging.LogRecord) -> bool:
     return not (_is_ours.get() and record.getMessage().startswith(_UNTRUE))
 
 
-@contextlib.contextmanager
-def without_untrue_lines() -> Iterator[None]:
+def without_untrue_lines() -> contextlib.AbstractContextManager[None]:
     """Keeps these lines back while something of ours runs in this thread."""
     tf.get_logger().addFilter(_is_true)  # once, however often it is called
-    token = _is_ours.set(True)
-    try:
-        yield
-    finally:
-        _is_ours.reset(token)
+    return _is_ours.to(True)

@@ -3,7 +3,6 @@
 It writes the files, and processes begin a training where it does.
 """
 
-import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +13,14 @@ from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.calls import runs_users_code
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 
-_alone: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "alone", default=False
-)
+_alone = Setting(False)
 _WRITERS = (
     keras.callbacks.CSVLogger
     | keras.callbacks.RemoteMonitor
@@ -80,11 +78,8 @@ def _in_first_process(
         assert_same_place(what)
         state.add_up_accumulated(state.stateful_objects(model))
         if process_index() == 0:
-            token = _alone.set(True)
-            try:
+            with _alone.to(True):
                 result = original(*args, **kwargs)
-            finally:
-                _alone.reset(token)
         assert_same_place(f"the end of {what}")
     return result
 

@@ -1,13 +1,12 @@
 """The replica that runs here: which it is, and its channel to the others."""
 
 import contextlib
-import contextvars
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._common.contexts import Setting
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import keras_variables
@@ -24,22 +23,15 @@ def in_replica() -> bool:
     )
 
 
-_on_whole_batch: contextvars.ContextVar[Any] = contextvars.ContextVar(
-    "strategy_on_whole_batch", default=None
-)
+_on_whole_batch: Setting[Any] = Setting(None)
 
 
-@contextlib.contextmanager
-def on_whole_batch(strategy: Any) -> Iterator[None]:
+def on_whole_batch(strategy: Any) -> contextlib.AbstractContextManager[None]:
     """Runs a step once in this thread, on the whole batch, as on one device.
 
     It reads the first copy of a variable, and writes all.
     """
-    token = _on_whole_batch.set(strategy)
-    try:
-        yield
-    finally:
-        _on_whole_batch.reset(token)
+    return _on_whole_batch.to(strategy)
 
 
 def whole_batch_strategy() -> Any:

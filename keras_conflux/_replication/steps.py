@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from typing import TypeVar
 import tensorflow as tf
 
 from keras_conflux._common import trees
+from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 
@@ -125,15 +125,9 @@ class Step:
         """The samples of all turns of this replica over all samples."""
         return self.turns.device_fraction if self.turns else self.batch_fraction
 
-    @contextlib.contextmanager
-    def after_turns(self) -> Iterator[None]:
+    def after_turns(self) -> contextlib.AbstractContextManager[None]:
         """Marks a trace that a replica runs once, after all its turns."""
-        before = self.turns, self.batch_fraction
-        self.turns, self.batch_fraction = None, self.device_fraction
-        try:
-            yield
-        finally:
-            self.turns, self.batch_fraction = before
+        return having(self, turns=None, batch_fraction=self.device_fraction)
 
     def part(self, kind: type[P]) -> P:
         """Returns a part of the step, which is made when it is needed."""
@@ -163,12 +157,16 @@ class Part:
         return step.part(cls)
 
 
-_local = threading.local()
+class _Local(threading.local):
+    step: "Step | None" = None
+
+
+_local = _Local()
 
 
 def current() -> Step | None:
     """Returns the step that this replica runs, if the package runs it."""
-    return getattr(_local, "step", None)
+    return _local.step
 
 
 def in_xla() -> bool:
@@ -212,15 +210,9 @@ def refuse_in_turns(what: str, instead: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def entered(step: Step | None) -> Iterator[None]:
+def entered(step: Step | None) -> contextlib.AbstractContextManager[None]:
     """Makes a step the current one of this replica's thread, or none."""
-    before = current()
-    _local.step = step
-    try:
-        yield
-    finally:
-        _local.step = before
+    return having(_local, step=step)
 
 
 class UserReductions(Part):

@@ -5,7 +5,6 @@ replicas, which would all compute the same. Of so many matrices of one shape as
 there are replicas, each replica takes one, and the results are gathered.
 """
 
-import contextvars
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._replication import state
@@ -29,9 +29,7 @@ _Matrix = tuple[
 """A gradient, the matrix and its optimizer state, and their values."""
 
 
-_answer: contextvars.ContextVar[_Iterated | None] = contextvars.ContextVar(
-    "iterated", default=None
-)
+_answer: Setting[_Iterated | None] = Setting(None)
 
 
 def iterate(
@@ -95,11 +93,8 @@ def _updated(
     shared: given_tensors.SharedUpdate, matrix: _Matrix, answer: _Iterated
 ) -> list[tf.Tensor | None]:
     """Returns new values, with an answer in place of the iterations."""
-    token = _answer.set(answer)
-    try:
+    with _answer.to(answer):
         return shared.of(*matrix, inline=True)
-    finally:
-        _answer.reset(token)
 
 
 def _input(shared: given_tensors.SharedUpdate, matrix: _Matrix) -> tf.Tensor:

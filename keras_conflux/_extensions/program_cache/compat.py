@@ -5,7 +5,6 @@ the number of functions traced before.
 """
 
 import contextlib
-import contextvars
 import hashlib
 import itertools
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from typing import Any
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
+from keras_conflux._common.contexts import Setting
+
 _ROOM = 2**20
 """The names of a trace, and the traces of a program, are fewer."""
 _PROGRAMS = 2**22
@@ -21,25 +22,18 @@ _PROGRAMS = 2**22
 are TensorFlow's."""
 
 _tensorflows_uid = ops.uid
-_numbers: contextvars.ContextVar[Iterator[int] | None] = contextvars.ContextVar(
-    "numbers", default=None
-)
+_numbers: Setting[Iterator[int] | None] = Setting(None)
 _traces: dict[int, Iterator[int]] = {}
 """Counts the traces of each program in this process."""
 
 
-@contextlib.contextmanager
-def repeatable_names(program: str) -> Iterator[None]:
+def repeatable_names(program: str) -> contextlib.AbstractContextManager[None]:
     """Makes names depend on the program and its traces before.
 
     No name occurs twice in a process. TensorFlow names traces of other threads.
     """
     ops.uid = _uid
-    token = _numbers.set(_numbers_of(program))
-    try:
-        yield
-    finally:
-        _numbers.reset(token)
+    return _numbers.to(_numbers_of(program))
 
 
 def _numbers_of(program: str) -> Iterator[int]:

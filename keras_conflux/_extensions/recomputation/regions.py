@@ -7,7 +7,6 @@ with an effect is never copied: its results are kept.
 """
 
 import dataclasses
-import threading
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._common.contexts import Setting
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import rewriting
@@ -25,20 +25,17 @@ _REGIONS = "_recomputed_regions"
 """The attribute of a graph that lists them, also of graphs inside of it."""
 _OF_SHAPES = ("Shape", "ShapeN", "Size")
 """Operations that read no entries, so that they keep nothing."""
-_local = threading.local()
+_is_in_one = Setting(False)
 
 
 def traced(name: str, f: Callable, args: Any, kwargs: Any) -> Any:
     """Calls a function, and notes the operations that it adds to the graph."""
-    if getattr(_local, "is_in_one", False):
+    if _is_in_one.get():
         return f(*args, **kwargs)
     graph: Any = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
-    _local.is_in_one = True
-    try:
+    with _is_in_one.to(True):
         result = f(*args, **kwargs)
-    finally:
-        _local.is_in_one = False
     parts = tf.nest.flatten((args, kwargs, result), expand_composites=True)
     ends = {id(x): x for x in parts if isinstance(x, tf.Tensor)}
     region = _Region(name, graph, graph.get_operations()[start:], ends)

@@ -1,6 +1,5 @@
 """`fit` with a `Resume` among its callbacks."""
 
-import contextvars
 import logging
 import pathlib
 from collections.abc import Callable
@@ -10,6 +9,7 @@ import keras
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import patching
 from keras_conflux._compat.patching import patch
 from keras_conflux._extensions.common import private_names
@@ -51,7 +51,7 @@ class _FitOrResume(FitObserver):
     def made(self, iterator: Any) -> EpochObserver:
         """Follows an epoch iterator, and for a `fit` that waits for one."""
         data_state.track(iterator)
-        waiting = _waiting.get([])
+        waiting = _waiting.get()
         if not waiting:
             return EpochObserver()
         position = waiting.pop()
@@ -72,19 +72,18 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
         saved = _saved(resume, callbacks, call.arguments, parts)
         training = ResumableFit(call, resume, callbacks, saved, parts, writer)
         call.arguments["callbacks"] = training
-        token = _waiting.set([training.position])
-        try:
-            with training.preemption.noted():
-                history = run()
-        finally:
-            _waiting.reset(token)
+        with (
+            _waiting.to([training.position]),
+            training.preemption.noted(),
+        ):
+            history = run()
         ended_here.add(resume.directory)
         return history
 
 
 ended_here: set[pathlib.Path] = set()
 """The directories of trainings that have ended in this process."""
-_waiting = contextvars.ContextVar[list[InputPosition]]("waiting")
+_waiting: Setting[list[InputPosition]] = Setting([])
 """Who follows the first epoch iterator that is made now, if anybody."""
 
 

@@ -4,7 +4,6 @@ A strategy with `shard="optimizer"` keeps the state of optimizers in parts, one
 with `shard="weights"` also the weights. Few entries are not worth an exchange.
 """
 
-import contextvars
 import math
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._extensions.sharding.compat import ShardedVariable
@@ -28,9 +28,7 @@ from keras_conflux._replication.strategy import is_replicated
 WHOLE_BELOW = 1 << 12
 """Variables with fewer entries are held by all devices."""
 
-_is_of_optimizer: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "is_of_optimizer", default=False
-)
+_is_of_optimizer = Setting(False)
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -159,11 +157,8 @@ def add_optimizer_variable(
     **kwargs: Any,
 ) -> Any:
     """Cuts an optimizer's state of a variable of several devices."""
-    token = _is_of_optimizer.set(True)
-    try:
+    with _is_of_optimizer.to(True):
         made = original(optimizer, reference_variable, *args, **kwargs)
-    finally:
-        _is_of_optimizer.reset(token)
     backing = state.backing(reference_variable)
     if is_replicated(backing):
         name = kwargs.get("name", args[0] if args else None)

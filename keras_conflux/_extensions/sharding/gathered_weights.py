@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._common.contexts import having
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.tree_collectives import GATHERED_TOGETHER
 from keras_conflux._compat import keras_models
@@ -277,11 +278,8 @@ class GatheredWeights(Part):
         """
         graph = self.step.graph
         begin = len(graph.get_operations())
-        self._asked = {id(state.backing(each)) for each in sources}
-        try:
+        with having(self, _asked={id(state.backing(x)) for x in sources}):
             yield
-        finally:
-            self._asked = None
         self._refuse_values_of_before(sources, found)
         collectives = replica_collectives()
         is_inside = tf.compat.v1.get_default_graph() is graph

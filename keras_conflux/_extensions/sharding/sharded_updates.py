@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._common.contexts import having
 from keras_conflux._communication import dtypes
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
@@ -320,7 +321,7 @@ def clip(original: Callable, optimizer: Any, grads: list[Any]) -> list[Any]:
     known = Gradients.of(updates.step)
     if known.are_accumulated:
         grads = updates.summed(grads)
-    with known.having(are_accumulated=False):
+    with having(known, are_accumulated=False):
         return updates.clipped(original, grads)
 
 

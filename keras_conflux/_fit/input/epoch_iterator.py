@@ -5,13 +5,13 @@ hand the iterator to the train function. Here the iterator is a `StepGroup`.
 """
 
 import contextlib
-import contextvars
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterator
 from typing import Any
 
+from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import keras_iterators
 from keras_conflux._fit.input.calls import EpochObserver
 from keras_conflux._fit.input.calls import current_observer
@@ -23,9 +23,7 @@ from keras_conflux._fit.input.step_groups import StepGroups
 from keras_conflux._fit.input.step_groups import not_the_end
 from keras_conflux._replication.strategy import default_strategy
 
-_reshuffles: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "reshuffles", default=False
-)
+_reshuffles = Setting(False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,14 +107,9 @@ def catch_end(original: Callable, iterator: Any) -> Iterator[None]:
             yield
 
 
-@contextlib.contextmanager
-def reshuffling(wanted: bool) -> Iterator[None]:
+def reshuffling(wanted: bool) -> contextlib.AbstractContextManager[None]:
     """Has arrays shuffled in another order in each epoch."""
-    token = _reshuffles.set(wanted)
-    try:
-        yield
-    finally:
-        _reshuffles.reset(token)
+    return _reshuffles.to(wanted)
 
 
 def make_dataset(original: Callable, adapter: Any) -> Any:

@@ -1,7 +1,6 @@
 """How one call of `fit`, `evaluate` or `predict` is cut into executions."""
 
 import contextlib
-import contextvars
 import dataclasses
 import weakref
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import keras
 
 from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._fit.input.batch_sharder import WholeBatchSharder
@@ -134,9 +134,7 @@ def _runs_on_whole_batches(
 
 
 # Keras makes epoch iterators without saying for which model.
-_current: contextvars.ContextVar[ExecutionPlan | None] = contextvars.ContextVar(
-    "execution_plan", default=None
-)
+_current: Setting[ExecutionPlan | None] = Setting(None)
 
 
 def current_plan() -> ExecutionPlan | None:
@@ -160,11 +158,10 @@ def measured(
 @contextlib.contextmanager
 def use_plan(plan: ExecutionPlan) -> Iterator[None]:
     """Gives a plan to the epoch iterators that are made here."""
-    token = _current.set(plan)
     try:
-        yield
+        with _current.to(plan):
+            yield
     finally:
-        _current.reset(token)
         with contextlib.ExitStack() as stack:
             while plan.drawing:
                 stack.callback(plan.drawing.pop().close)

@@ -6,13 +6,13 @@ branch writes something, its condition becomes the global batch's.
 
 import contextlib
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.global_values import global_values
@@ -69,15 +69,13 @@ class Choices(Exit):
             self.step.warn_once(what, _apart(what, "the step"))
         return output
 
-    @contextlib.contextmanager
-    def calling(self, choice: "_Choice | None" = None) -> Iterator[None]:
+    def calling(
+        self, choice: "_Choice | None" = None
+    ) -> contextlib.AbstractContextManager[None]:
         """Marks the trace of a branch, or of a function for this place."""
         here = tf.compat.v1.get_default_graph()
-        self._traced.append((choice.graph if choice else here, choice))
-        try:
-            yield
-        finally:
-            self._traced.pop()
+        traced = choice.graph if choice else here, choice
+        return having(self, _traced=[*self._traced, traced])
 
     def come_together(self) -> bool:
         """Makes the conditions common of the branches that are being traced.

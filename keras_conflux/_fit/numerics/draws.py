@@ -20,6 +20,7 @@ from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import are_of_one_sample
 from keras_conflux._batch_analysis import draws_shared_by_samples
+from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics import drawn_rows
@@ -111,7 +112,8 @@ class Draws(Exit):
                     kind.has_several_each for kind in kinds
                 ):
                     rows = rows.by_sample()
-            with self.having(_takes_rows=True, rows=None if of_rows else rows):
+            given = None if of_rows else rows
+            with having(self, _takes_rows=True, rows=given):
                 if of_rows is None or rows is None:
                     drawn = function()
                 else:
@@ -121,7 +123,7 @@ class Draws(Exit):
                 self._counted = "draws random numbers of an integer seed"
             else:
                 _warn_of(function.func.__name__, self.step)
-            with self.having(_takes_rows=False, rows=None):
+            with having(self, _takes_rows=False, rows=None):
                 return function()
         if rows is None:
             return drawn

@@ -4,9 +4,7 @@ Gradients, writes, returns, choices and draws: whatever a step computes from a
 replica's own samples stays inside of it, unless it leaves by one of these.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -75,13 +73,3 @@ class Exit(Part):
 
     def merge(self, merged: Merged) -> None:
         """Merges the values of all replicas, outside of them."""
-
-    @contextlib.contextmanager
-    def having(self, **attributes: Any) -> Iterator[None]:
-        """Gives attributes other values, as long as the context is entered."""
-        before = {name: getattr(self, name) for name in attributes}
-        vars(self).update(attributes)
-        try:
-            yield
-        finally:
-            vars(self).update(before)

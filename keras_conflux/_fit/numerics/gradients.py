@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._common.contexts import having
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics import sparse_gradients
@@ -72,12 +73,9 @@ class Gradients(Exit):
         An optimizer may hold others, as `LossScaleOptimizer` does, whose
         `apply` reduces nothing again.
         """
-        before, self.step.is_updating = self.step.is_updating, True
-        try:
-            with self.having(are_accumulated=accumulates):
-                yield
-        finally:
-            self.step.is_updating = before
+        updating = having(self.step, is_updating=True)
+        with updating, having(self, are_accumulated=accumulates):
+            yield
 
     def reduced(
         self, targets: list[Any], found: list[Any], sources: list[Any]

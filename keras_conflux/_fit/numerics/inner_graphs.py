@@ -1,8 +1,6 @@
 """Tells the arguments of loops and functions inside of a step."""
 
-import contextlib
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +8,7 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import Role
+from keras_conflux._common.contexts import having
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.writes import Writes
@@ -46,7 +45,9 @@ def while_loop(
     def traced_body(*inside: Any) -> Any:
         loop.mark(inside)
         written = Writes.of(step).count
-        with Loops.of(step).entered(loop.may_be_over_samples):
+        around = Loops.of(step)
+        over_samples = around.over_samples or loop.may_be_over_samples
+        with having(around, over_samples=over_samples):
             turned = body(*inside)
         if Writes.of(step).count > written:
             loop.warn_of_writes(turned)
@@ -58,19 +59,8 @@ def while_loop(
 class Loops(Part):
     """The loops around the graph that a step traces now."""
 
-    def __init__(self, step: Step) -> None:
-        super().__init__(step)
-        self.over_samples = 0
-        """How many of them may have a turn for each sample."""
-
-    @contextlib.contextmanager
-    def entered(self, may_be_over_samples: bool) -> Iterator[None]:
-        """Marks the trace of a turn of a loop."""
-        self.over_samples += may_be_over_samples
-        try:
-            yield
-        finally:
-            self.over_samples -= may_be_over_samples
+    over_samples = False
+    """Whether one of them may have a turn for each sample."""
 
 
 class _Loop:

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -19,6 +18,7 @@ from keras_conflux._batch_analysis import draws_numbers
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._batch_analysis import rows
 from keras_conflux._batch_analysis import rows_by_trial
+from keras_conflux._common.contexts import having
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.numerics import warnings
 from keras_conflux._fit.numerics.global_values import own_rows
@@ -47,7 +47,8 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     if step is None:
         return original(layer, *args, **kwargs)
     layers = Layers.of(step)
-    with layers.calling() as is_outermost:
+    is_outermost = not layers.is_in_one
+    with having(layers, is_in_one=True):
         if is_outermost and not step.kinds.is_blind:
             args, kwargs = _exchanged((args, kwargs), step)
         outputs = original(layer, *args, **kwargs)
@@ -73,19 +74,11 @@ class Layers(Part):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self._is_in_one = False
+        self.is_in_one = False
+        """Whether one is being called."""
         self.own_gradients = OwnGradients(step.kinds)
         """The gradients defined by a program that mix samples."""
         self._mixing: dict[int, Any] = {}
-
-    @contextlib.contextmanager
-    def calling(self) -> Iterator[bool]:
-        """Marks a call of one, and yields whether no other one calls it."""
-        is_outermost, self._is_in_one = not self._is_in_one, True
-        try:
-            yield is_outermost
-        finally:
-            self._is_in_one = not is_outermost
 
     def try_gradients(
         self, outputs: list[tf.Tensor], inputs: list[tf.Tensor], layer: Any

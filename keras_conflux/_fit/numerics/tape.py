@@ -21,6 +21,7 @@ from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import derivation_of
 from keras_conflux._batch_analysis import kind_by_trial
+from keras_conflux._common.contexts import having
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.choices import GRADIENT
 from keras_conflux._fit.numerics.choices import Choices
@@ -86,7 +87,7 @@ def gradient(
     if any(_is_shared(source, step) for source in flat):
         _refuse_in_loops(step)
         Choices.of(step).note(GRADIENT)
-    with Gradients.of(step).having(are_computed=True):
+    with having(Gradients.of(step), are_computed=True):
         seeded = [
             pair
             for one, seed in zip(targets, given, strict=True)
@@ -116,7 +117,7 @@ def left_alone(original: Callable, *args: Any, **kwargs: Any) -> Any:
     step = _computing()
     if step is None:
         return original(*args, **kwargs)
-    with Gradients.of(step).having(are_computed=True):
+    with having(Gradients.of(step), are_computed=True):
         return original(*args, **kwargs)
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.contexts import having
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.notices import tell
 from keras_conflux._compat import keras_models
@@ -240,7 +241,7 @@ def train_step(original: Callable, model: keras.Model, data: Any) -> Any:
     step = steps.current_fit_step()
     if step is None:
         return original(model, data)
-    with Gradients.of(step).having(is_keras_step=True):
+    with having(Gradients.of(step), is_keras_step=True):
         return original(model, data)
 
 

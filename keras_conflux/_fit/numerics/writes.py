@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import Role
+from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
@@ -64,7 +65,7 @@ def not_recording() -> contextlib.AbstractContextManager[None]:
     step = steps.current()
     if step is None:
         return contextlib.nullcontext()
-    return Writes.of(step).having(_is_of_package=True)
+    return having(Writes.of(step), _is_of_package=True)
 
 
 class Writes(Exit):
