@@ -34,8 +34,10 @@ class Setting(Generic[T]):
 def having(owner: Any, **attributes: Any) -> Iterator[None]:
     """Gives attributes of an object other values."""
     before = {name: getattr(owner, name) for name in attributes}
-    vars(owner).update(attributes)
     try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
         yield
     finally:
-        vars(owner).update(before)
+        for name, value in before.items():
+            setattr(owner, name, value)

@@ -20,6 +20,8 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 from tensorflow.python.ops import script_ops
 from tensorflow.python.ops import summary_ops_v2
 
+from keras_conflux._common.contexts import having
+
 _OFF = type(tf.compat.v1.GraphOptions().rewrite_options).OFF
 _VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
 """The name scope of loops that `pfor` vectorizes."""
@@ -182,21 +184,18 @@ def _without(leaves_out: Grappler, executor: Any, serialized: bytes) -> Any:
     return context.FunctionCallOptions(executor, config)
 
 
-@contextlib.contextmanager
-def leaving_out(leaves_out: Grappler) -> Iterator[None]:
+def leaving_out(
+    leaves_out: Grappler,
+) -> contextlib.AbstractContextManager[None]:
     """Has Grappler leave passes out in graphs that this thread runs."""
     if leaves_out is Grappler.NOTHING:
-        yield
-        return
+        return contextlib.nullcontext()
     here: Any = context.context()
     before = here.function_call_options
-    here.function_call_options = _without(
+    options = _without(
         leaves_out, before.executor_type, before.config_proto_serialized
     )
-    try:
-        yield
-    finally:
-        here.function_call_options = before
+    return having(here, function_call_options=options)
 
 
 def traces_of(function: Any) -> list[Any]:

@@ -4,13 +4,13 @@ import contextlib
 import re
 import warnings
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_conflux._common.contexts import having
 from keras_conflux._compat.private_names import module_if_any
 
 hlo_pb2 = module_if_any("tensorflow.compiler.xla.service.hlo_pb2")
@@ -56,19 +56,17 @@ def bytes_of_program(
     )
 
 
-@contextlib.contextmanager
-def with_loss_of_its_own(model: keras.Model) -> Iterator[None]:
+def with_loss_of_its_own(
+    model: keras.Model,
+) -> contextlib.AbstractContextManager[None]:
     """Has a model compute its loss without building its own loss object."""
     # A loss is built by its first call, which is not this.
-    before: Any = model._compile_loss
-    if before is not None:
-        model._compile_loss = type(before)(
-            before._user_loss,
-            before._user_loss_weights,
-            before.reduction,
-            before.output_names,
+    own: Any = model._compile_loss
+    if own is not None:
+        own = type(own)(
+            own._user_loss,
+            own._user_loss_weights,
+            own.reduction,
+            own.output_names,
         )
-    try:
-        yield
-    finally:
-        model._compile_loss = before
+    return having(model, _compile_loss=own)
