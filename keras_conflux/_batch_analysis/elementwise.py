@@ -20,12 +20,12 @@ from keras_conflux._batch_analysis.rule import STATISTIC
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import aligned
 from keras_conflux._batch_analysis.rule import always
+from keras_conflux._batch_analysis.rule import beside_statistics
 from keras_conflux._batch_analysis.rule import has_one_entry
 from keras_conflux._batch_analysis.rule import is_zero
 from keras_conflux._batch_analysis.rule import like
 from keras_conflux._batch_analysis.rule import rows_among
 from keras_conflux._batch_analysis.rule import rules_of
-from keras_conflux._batch_analysis.rule import shape_alone
 
 
 def _axis(operation: tf.Operation, inputs: list[Kind]) -> int | None:
@@ -55,21 +55,9 @@ def entry_by_entry(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return None if axis is None else combined(rows_among(inputs), axis)
 
 
-def _beside_statistics(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
-    """Follows the shape of rows that are combined with the batch's values."""
-    is_static = all(
-        tensor.shape.is_fully_defined() or kind.role is Role.ROWS
-        for tensor, kind in zip(operation.inputs, inputs, strict=True)
-    )
-    return _shape_of_rows(operation, inputs) if is_static else None
-
-
-_shape_of_rows = shape_alone(entry_by_entry)
 ENTRY_BY_ENTRY = (
     Rule(entry_by_entry, ROWS | SAME, ...),
-    Rule(_beside_statistics, ANY_ROWS | SAME | STATISTIC, ...),
+    Rule(beside_statistics(entry_by_entry), ANY_ROWS | SAME | STATISTIC, ...),
 )
 
 

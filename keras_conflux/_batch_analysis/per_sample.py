@@ -85,9 +85,7 @@ def _split_strings(_: tf.Operation, inputs: list[Kind]) -> list[Kind] | None:
     return [dataclasses.replace(words, are_positions=True), words, DERIVED]
 
 
-_WITH_TWO = Rule(_first_axis, ROWS, ROWS)
 _WITH_WEIGHTS = Rule(_first_axis, ROWS, SAME)
-_WITH_SETTING = Rule(_first_axis, ROWS, Form.EQUAL)
 RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of(
         "AvgPool AvgPool3D DepthToSpace ExtractImagePatches "
@@ -98,12 +96,12 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of(
         "Fingerprint ResizeArea ResizeBicubic ResizeBilinear "
         "ResizeNearestNeighbor ResizeNearestNeighborGrad",
-        _WITH_SETTING,
+        Rule(_first_axis, ROWS, Form.EQUAL),
     ),
     **rules_of(
         "ResizeBicubicGrad ResizeBilinearGrad SoftmaxCrossEntropyWithLogits "
         "SparseSoftmaxCrossEntropyWithLogits",
-        _WITH_TWO,
+        Rule(_first_axis, ROWS, ROWS),
     ),
     **rules_of(
         "DrawBoundingBoxesV2 InTopKV2",

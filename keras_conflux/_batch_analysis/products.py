@@ -16,10 +16,10 @@ from keras_conflux._batch_analysis.rule import ROWS
 from keras_conflux._batch_analysis.rule import SAME
 from keras_conflux._batch_analysis.rule import STATISTIC
 from keras_conflux._batch_analysis.rule import Rule
+from keras_conflux._batch_analysis.rule import beside_statistics
 from keras_conflux._batch_analysis.rule import has_one_entry
 from keras_conflux._batch_analysis.rule import like
 from keras_conflux._batch_analysis.rule import rules_of
-from keras_conflux._batch_analysis.rule import shape_alone
 
 
 def _have_ranks(operation: tf.Operation) -> bool:
@@ -108,17 +108,6 @@ def _sum_of_filters(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return _added_up([images, slopes])
 
 
-def _beside_statistics(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
-    """Follows the shape of a product with values of the batch."""
-    of_rows = _positions_of_rows(inputs)
-    others = [x for i, x in enumerate(operation.inputs) if i not in of_rows]
-    if len(of_rows) != 1 or not others[0].shape.is_fully_defined():
-        return None
-    return shape_alone(_rows_of_product)(operation, inputs)
-
-
 def _einsum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     equation = operation.get_attr("equation").decode()
     if "." in equation:
@@ -150,8 +139,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_sum_over_samples, ANY_ROWS, ANY_ROWS),
         Rule(like(0), _LINEAR, Form.EQUAL),
         Rule(like(1), Form.EQUAL, _LINEAR),
-        Rule(_beside_statistics, ANY_ROWS, _STATISTIC),
-        Rule(_beside_statistics, _STATISTIC, ANY_ROWS),
+        Rule(beside_statistics(_rows_of_product), ANY_ROWS, _STATISTIC),
+        Rule(beside_statistics(_rows_of_product), _STATISTIC, ANY_ROWS),
     ),
     **rules_of(
         "Conv2DBackpropFilter Conv3DBackpropFilterV2 "

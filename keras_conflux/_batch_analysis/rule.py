@@ -95,6 +95,19 @@ def shape_alone(claim: Claim) -> Claim:
     return of_shape
 
 
+def beside_statistics(claim: Claim) -> Claim:
+    """Makes a claim of shapes alone, of rows that meet the batch's values."""
+
+    def of_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+        is_static = all(
+            tensor.shape.is_fully_defined() or kind.role is Role.ROWS
+            for tensor, kind in zip(operation.inputs, inputs, strict=True)
+        )
+        return shape_alone(claim)(operation, inputs) if is_static else None
+
+    return of_shape
+
+
 def apply(
     rules: tuple[Rule, ...], operation: tf.Operation, inputs: list[Kind]
 ) -> list[Kind]:

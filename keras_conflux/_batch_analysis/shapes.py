@@ -19,6 +19,7 @@ from keras_conflux._batch_analysis.rule import STATISTIC
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import aligned
 from keras_conflux._batch_analysis.rule import always
+from keras_conflux._batch_analysis.rule import beside_statistics
 from keras_conflux._batch_analysis.rule import has_one_entry
 from keras_conflux._batch_analysis.rule import like
 from keras_conflux._batch_analysis.rule import rules_of
@@ -66,17 +67,11 @@ def _broadcast_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 def _broadcast(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows `broadcast_to(value, shape)` of values without samples."""
-    value, sizes = inputs
     tensor, output = operation.inputs[0], operation.outputs[0]
     if output.shape.rank is None:
         return None
-    if not has_one_entry(tensor, output, sizes.axis):
-        return None
-    found = _rows_of(sizes)
-    if value.role in (Role.EQUAL, Role.RANDOM):
-        return found
-    is_static = tensor.shape.is_fully_defined()
-    return mixed_rows([found], sizes.axis) if is_static else None
+    is_broadcast = has_one_entry(tensor, output, inputs[1].axis)
+    return _rows_of(inputs[1]) if is_broadcast else None
 
 
 def _tile(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -90,14 +85,8 @@ def _tiled_by_a_shape(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
     """Follows `tile(value, [n, 1])` of values without samples."""
-    value, times = inputs
-    tensor = operation.inputs[0]
-    if tensor.shape.rank is None or not tensor.shape.is_fully_defined():
-        return None
-    found = _rows_of(times)
-    if value.role in (Role.EQUAL, Role.RANDOM):
-        return found
-    return mixed_rows([found], times.axis)
+    is_static = operation.inputs[0].shape.is_fully_defined()
+    return _rows_of(inputs[1]) if is_static else None
 
 
 def _range(operation: tf.Operation, _: list[Kind]) -> Kind | None:
@@ -121,14 +110,14 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "BroadcastTo": (
         Rule(_broadcast_rows, ROWS, Form.SHAPE),
         Rule(_broadcast, SAME, Form.SHAPE),
-        Rule(_broadcast, STATISTIC, Form.SHAPE),
+        Rule(beside_statistics(_broadcast), STATISTIC, Form.SHAPE),
         Rule(like(0), LINEAR, Form.EQUAL),
     ),
     "Tile": (
         Rule(_tile, ANY_ROWS, Form.EQUAL),
         Rule(like(0), LINEAR, Form.EQUAL),
         Rule(_tiled_by_a_shape, SAME, Form.SHAPE),
-        Rule(_tiled_by_a_shape, STATISTIC, Form.SHAPE),
+        Rule(shape_alone(_tiled_by_a_shape), STATISTIC, Form.SHAPE),
     ),
     "Range": (Rule(_range, Form.EQUAL, Form.COUNT, Form.EQUAL),),
 }

@@ -305,7 +305,7 @@ _RIGHT = (
     (
         _SIZES,
         "Tile",
-        "0.0 SHAPE, 2.0 SHAPE, 3.0 SHAPE",
+        "0.0 SHAPE, 3.0 SHAPE",
     ),
     (
         _NOT_TOLD,
@@ -320,7 +320,7 @@ _RIGHT = (
     (
         _SIZES,
         "BroadcastTo",
-        "1.0 SHAPE, 2.0 SHAPE",
+        "2.0 SHAPE",
     ),
     (
         _SIZES,
