@@ -3,7 +3,6 @@
 import functools
 import math
 from typing import Any
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -13,7 +12,6 @@ from keras_conflux._batch_analysis.kinds import Block
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
-from keras_conflux._batch_analysis.kinds import block_of
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import walks
 
@@ -27,28 +25,21 @@ def split_blocks(tensor: tf.Tensor, kind: Kind) -> list[tf.Tensor]:
     return tf.split(tensor, lengths, kind.axis)
 
 
-class CountedRows(NamedTuple):
-    """The rows of which a size of the graph is the number."""
-
-    kind: Kind
-    """The kind of the rows."""
-    lengths: list[Any]
-    """How many there are in each block."""
-    is_multiple: bool
-    """Whether the size is a multiple of a number, or a sum of several."""
-
-
 def counted_rows(
     size: tf.Tensor, axis: int, kinds: KindInference
-) -> CountedRows:
-    """Returns the rows of samples, along an axis, that a COUNT counts."""
+) -> tuple[Kind, list[Any], bool]:
+    """Returns the kind of the rows, along an axis, that a COUNT counts.
+
+    With it come the lengths of their blocks, and whether the COUNT is a
+    multiple of a number, or a sum of several.
+    """
     blocks = _blocks(size, kinds)
     lengths = [size]
-    if len(blocks) > 1 or any(block.blocks > 1 for block in blocks):
+    if len(blocks) > 1 or any(block.kind.blocks > 1 for block in blocks):
         lengths = [
-            tf.shape(part)[block.axis]
+            tf.shape(part)[block.kind.axis]
             for block in blocks
-            for part in split_blocks(block.tensor, kinds.of(block.tensor))
+            for part in split_blocks(*block)
         ]
     one_each = len(blocks) == 1 and blocks[0].one_each
     kind = Kind(
@@ -56,9 +47,9 @@ def counted_rows(
         axis,
         Entries.ONE if one_each else Entries.SAME,
         blocks=len(lengths),
-        joined=blocks[0].joined if len(blocks) == 1 else tuple(blocks),
+        joined=blocks[0].kind.joined if len(blocks) == 1 else tuple(blocks),
     )
-    return CountedRows(kind, lengths, len(blocks) > 1)
+    return kind, lengths, len(blocks) > 1
 
 
 def _blocks(size: tf.Tensor, kinds: KindInference) -> list[Block]:
@@ -78,7 +69,7 @@ def _blocks(size: tf.Tensor, kinds: KindInference) -> list[Block]:
     if size.op.type in ("StridedSlice", "Unpack"):
         shape = inputs[0].op
         if shape.type == "Shape":
-            return [block_of(shape.inputs[0], kinds.of(shape.inputs[0]))]
+            return [Block(shape.inputs[0], kinds.of(shape.inputs[0]))]
     return []
 
 
@@ -88,13 +79,13 @@ def _lengths(joined: tuple[Block, ...], blocks: int, total: Any) -> list[Any]:
         joined = ()
     if not joined:
         return [total // blocks] * blocks
-    lengths = [_length(each.tensor, each.axis) for each in joined]
+    lengths = [_length(each.tensor, each.kind.axis) for each in joined]
     whole = sum(lengths)
     found = []
     for each, length in zip(joined, lengths, strict=True):
         # Products of two lengths need more than 32 bits.
         share = _wide(length) * _wide(total) // _wide(whole)
-        found.extend(_lengths(each.joined, each.blocks, share))
+        found.extend(_lengths(each.kind.joined, each.kind.blocks, share))
     return found
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -31,19 +32,6 @@ class Entries(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
-    """Rows that were joined with others along their axis."""
-
-    tensor: tf.Tensor
-    axis: int
-    one_each: bool = False
-    """Whether it has one row per sample."""
-    blocks: int = 1
-    joined: tuple["Block", ...] = ()
-    """The blocks of which they were joined themselves."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Kind:
     """The relation of a tensor to the global batch."""
 
@@ -62,7 +50,7 @@ class Kind:
     blocks: int = 1
     """How many tensors of rows were joined along the axis, one after the
     other."""
-    joined: tuple[Block, ...] = dataclasses.field(
+    joined: tuple["Block", ...] = dataclasses.field(
         default=(), compare=False, repr=False
     )
     """Those tensors, whose lengths are in the proportion of the blocks. Where
@@ -143,10 +131,16 @@ OPAQUE = Kind(Role.OPAQUE)
 ROW_SPLITS = Kind(Role.OPAQUE, are_row_splits=True)
 
 
-def block_of(tensor: tf.Tensor, kind: Kind) -> Block:
-    """Returns rows, to be joined with others."""
-    is_one_each = kind.entries is Entries.ONE
-    return Block(tensor, kind.axis, is_one_each, kind.blocks, kind.joined)
+class Block(NamedTuple):
+    """Rows that were joined with others along their axis."""
+
+    tensor: tf.Tensor
+    kind: Kind
+
+    @property
+    def one_each(self) -> bool:
+        """Whether it has one row per sample."""
+        return self.kind.entries is Entries.ONE
 
 
 def rows(axis: int, regular: bool = True) -> Kind:
@@ -226,19 +220,13 @@ def _entries_of(kinds: Iterable[Kind]) -> Entries:
 
 def _alike(one: Kind, other: Kind) -> bool:
     """Whether rows are joined of blocks in the same proportions."""
-    if one.blocks != other.blocks:
-        return False
-    return one.blocks == 1 or _in_proportion(one.joined, other.joined)
-
-
-def _in_proportion(one: tuple[Block, ...], other: tuple[Block, ...]) -> bool:
-    if len(one) != len(other):
-        return False
-    return all(
+    if one.blocks == 1 or one.blocks != other.blocks:
+        return one.blocks == other.blocks
+    return len(one.joined) == len(other.joined) and all(
         a.tensor is b.tensor
         or (a.one_each and b.one_each)
-        or (a.blocks > 1 and _in_proportion(a.joined, b.joined))
-        for a, b in zip(one, other, strict=True)
+        or (a.kind.blocks > 1 and _alike(a.kind, b.kind))
+        for a, b in zip(one.joined, other.joined, strict=True)
     )
 
 

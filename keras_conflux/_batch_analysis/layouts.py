@@ -6,11 +6,11 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis.elementwise import SUMS
 from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import Block
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Form
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
-from keras_conflux._batch_analysis.kinds import block_of
 from keras_conflux._batch_analysis.kinds import combined
 from keras_conflux._batch_analysis.kinds import shape
 from keras_conflux._batch_analysis.rule import ANY_ROWS
@@ -118,7 +118,7 @@ def _concat(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
         samples,
         Entries.SAME,
         blocks=sum(kind.blocks for kind in parts),
-        joined=tuple(map(block_of, operation.inputs, parts)),
+        joined=tuple(map(Block, operation.inputs, parts)),
     )
 
 

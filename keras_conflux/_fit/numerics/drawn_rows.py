@@ -195,15 +195,9 @@ def _placed(
     shape: tf.Tensor, sizes: Sequence[Any], axis: int, step: Step
 ) -> DrawnRows:
     size = sizes[axis]
-    counted = counted_rows(size, axis, step.kinds)
+    kind, lengths, is_multiple = counted_rows(size, axis, step.kinds)
     with on_host():
-        lengths = [tf.cast(length, tf.uint64) for length in counted.lengths]
+        lengths = [tf.cast(length, tf.uint64) for length in lengths]
     return DrawnRows(
-        counted.kind,
-        axis,
-        shape,
-        sizes,
-        lengths,
-        step.place(),
-        is_multiple=counted.is_multiple,
+        kind, axis, shape, sizes, lengths, step.place(), is_multiple
     )
