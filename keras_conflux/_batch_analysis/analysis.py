@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,7 +42,7 @@ class KindInference:
         self,
         shard: list[Any],
         counts: list[tf.Tensor],
-        sums: Callable[[], list[Any]],
+        sums: Callable[[], Iterable[Any]],
         is_blind: bool = False,
     ) -> None:
         self.is_blind = is_blind
@@ -274,7 +275,7 @@ class _GraphReader:
         if kind in ("Placeholder", "PlaceholderWithDefault"):
             return [self._of_placeholder(operation.outputs[0])]
         if kind == "ReadVariableOp":
-            return [self._of_read(operation)]
+            return [self._of_input(operation.inputs[0])]
         if kind == "AssignVariableOp":
             handle = self._outermost(operation.inputs[0])
             self.writes.setdefault(id(handle), []).append(operation.inputs[1])
@@ -313,14 +314,6 @@ class _GraphReader:
             else:
                 is_mean = roles <= {Role.EQUAL, Role.MEAN}
                 self._held[id(handle)] = MEAN if is_mean else OPAQUE
-
-    def _of_read(self, operation: tf.Operation) -> Kind:
-        handle = self._outermost(operation.inputs[0])
-        if id(handle) in self._held:
-            return self._held[id(handle)]
-        if self.writes.get(id(handle)):
-            return self.of(self.writes[id(handle)][-1])
-        return self.of(operation.inputs[0])
 
     def _of_placeholder(self, placeholder: tf.Tensor) -> Kind:
         if placeholder.dtype == tf.resource:

@@ -52,7 +52,8 @@ class _Reader:
     def read(self, operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
         """Reads an operation, and its graphs; returns the outputs' kinds."""
         is_call = operation.type in bodies.WITH_BODIES
-        inside = bodies.graphs_of(operation) if is_call else []
+        found = bodies.graphs_of(operation) if is_call else []
+        inside = [body for body in found if body is not None]
         for body in inside:
             self._enter(operation, body)
         outputs = rules.kinds_of_outputs(
@@ -64,7 +65,7 @@ class _Reader:
         ]
         for body in inside:
             self._leave(operation, body)
-        draws = self._of(operation.inputs[:1] if inside else operation.inputs)
+        draws = self._of(operation.inputs[:1] if found else operation.inputs)
         if not is_call and _draws(operation):
             draws = [operation]
         if draws:
@@ -77,12 +78,11 @@ class _Reader:
         ]
 
     def _enter(self, call: tf.Operation, body: Any) -> None:
-        if body is not None:
-            given = list(call.inputs)[-len(body.inputs) or len(call.inputs) :]
-            self._pass(given, body.inputs)
+        given = list(call.inputs)[-len(body.inputs) or len(call.inputs) :]
+        self._pass(given, body.inputs)
 
     def _leave(self, call: tf.Operation, body: Any) -> None:
-        if body is not None and len(body.outputs) >= len(call.outputs):
+        if len(body.outputs) >= len(call.outputs):
             self._pass(body.outputs, call.outputs)
 
     def _pass(

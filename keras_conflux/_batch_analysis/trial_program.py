@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import drawn
 from keras_conflux._batch_analysis.analysis import KindInference
+from keras_conflux._batch_analysis.analysis import parts_of
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.derivation import of_a_sample
 from keras_conflux._batch_analysis.kinds import Entries
@@ -85,7 +86,7 @@ class RandomValues:
         return found.astype(dtype.as_numpy_dtype)
 
     def composite(self, leaf: Any, samples: int) -> list[Any]:
-        """Returns the `parts_of_samples` of a leaf, for some samples."""
+        """Returns the `parts_of` of a leaf, for some samples."""
         if isinstance(leaf, tf.RaggedTensor):
             return self._ragged(leaf, samples)
         return self._sparse(leaf, samples)
@@ -129,7 +130,7 @@ class TrialProgram:
         self._composites = {
             id(part): leaf
             for leaf in kinds.composites
-            for part in parts_of_samples(leaf)
+            for part in parts_of(leaf)
         }
         self._sources: dict[int, tuple[tf.Tensor, Kind]] = {}
         self._operations: dict[tf.Operation, None] = {}
@@ -288,7 +289,7 @@ class TrialProgram:
         """Returns random values for the sources."""
         found = {}
         for leaf in self._leaves():
-            parts = map(id, parts_of_samples(leaf))
+            parts = map(id, parts_of(leaf))
             drawn = values.composite(leaf, count)
             found.update(zip(parts, drawn, strict=True))
         for key, (tensor, kind) in self._sources.items():
@@ -305,7 +306,7 @@ class TrialProgram:
         """Returns the values for a range of the samples."""
         found = dict(whole)
         for leaf in self._leaves():
-            keys = [id(x) for x in parts_of_samples(leaf)]
+            keys = [id(x) for x in parts_of(leaf)]
             parts = cut(leaf, [whole[key] for key in keys], begin, size)
             found.update(zip(keys, parts, strict=True))
         for key, (_, kind) in self._sources.items():
@@ -343,13 +344,6 @@ def nudged(values: Any, seed: int) -> Any:
     random = np.random.default_rng(seed)
     factors = 1 + 1e-6 * random.normal(size=values.shape)
     return (values * factors).astype(values.dtype)
-
-
-def parts_of_samples(leaf: Any) -> list[tf.Tensor]:
-    """Returns the tensors that hold a ragged or a sparse leaf of a batch."""
-    if isinstance(leaf, tf.RaggedTensor):
-        return [leaf.flat_values, *leaf.nested_row_splits]
-    return [leaf.indices, leaf.values, leaf.dense_shape]
 
 
 def cut(leaf: Any, parts: list[Any], begin: int, size: int) -> list[Any]:
