@@ -204,7 +204,13 @@ def test_the_analysis_is_a_library():
 
 
 def test_the_analysis_shows_what_is_asked_for_alone():
-    shown = set(importlib.import_module(f"keras_conflux.{ANALYSIS}").__all__)
+    init = ast.parse((PACKAGE / ANALYSIS / "__init__.py").read_text())
+    shown = {
+        each.asname
+        for node in init.body
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+    }
     asked = set()
     for path in PACKAGE.rglob("*.py"):
         if PACKAGE / ANALYSIS not in path.parents:
