@@ -23,66 +23,58 @@ _FUNCTION = f"{_POLYMORPHIC}.polymorphic_function:Function"
 CONTEXT = f"{_EAGER}.context:Context"
 _GRAPHS = f"{_OPS}.control_flow_v2_func_graphs"
 
+
+def _methods(owner: str, **parameters: str) -> list[PrivateName]:
+    """Returns methods by their names, of which each takes `self` first."""
+    return [
+        PrivateName(f"{owner}.{name}", f"self, {others}".removesuffix(", "))
+        for name, others in parameters.items()
+    ]
+
+
 OVERRIDDEN = (
-    PrivateName(
-        f"{_EXTENDED}.__init__",
-        "self, container_strategy, devices, cross_device_ops",
+    *_methods(
+        _EXTENDED,
+        __init__="container_strategy, devices, cross_device_ops",
+        _scope="strategy",
+        _replica_ctx_update="var, fn, args, kwargs, group",
+        _use_merge_call="",
+        _make_collective_ops_with_fallbacks="",
+        _get_cross_device_ops="value",
+        _create_variable="next_creator, kwargs",
+        _get_variable_creator_initial_value=(
+            "replica_id, device, primary_var, kwargs"
+        ),
+        _replica_ctx_all_reduce="reduce_op, value, options",
+        _update="var, fn, args, kwargs, group",
+        _call_for_each_replica="fn, args, kwargs",
+        _reduce_to="reduce_op, value, destinations, options",
+        _batch_reduce_to="reduce_op, value_destination_pairs, options",
+        _gather_to_implementation="value, destinations, axis, options",
+        _broadcast_to="tensor, destinations",
+        _get_local_replica_id="replica_id_in_sync_group",
+        _get_replica_id_in_sync_group="replica_id",
+        _experimental_distribute_values_from_function="value_fn",
+        _experimental_distribute_dataset="dataset, options",
+        _distribute_datasets_from_function="dataset_fn, options",
     ),
-    PrivateName(f"{_EXTENDED}._scope", "self, strategy"),
-    PrivateName(
-        f"{_EXTENDED}._replica_ctx_update", "self, var, fn, args, kwargs, group"
+    *_methods(
+        _VARIABLE,
+        _dense_var_to_tensor="dtype, name, as_ref",
+        _get="",
+        _get_cross_replica="",
+        _as_graph_element="",
+        _update_replica="update_fn, value, kwargs",
+        _gather_saveables_for_checkpoint="",
+        _get_replica="replica_id",
     ),
-    PrivateName(
-        f"{_VARIABLE}._dense_var_to_tensor", "self, dtype, name, as_ref"
+    *_methods(
+        "tensorflow:distribute.CrossDeviceOps",
+        _gather_implementation="per_replica_value, destinations, axis, options",
     ),
-    PrivateName(f"{_VARIABLE}._get", "self"),
-    PrivateName(f"{_VARIABLE}._get_cross_replica", "self"),
-    PrivateName(f"{_VARIABLE}._as_graph_element", "self"),
-    PrivateName(f"{_EXTENDED}._use_merge_call", "self"),
-    PrivateName(f"{_EXTENDED}._make_collective_ops_with_fallbacks", "self"),
-    PrivateName(f"{_EXTENDED}._get_cross_device_ops", "self, value"),
-    PrivateName(f"{_EXTENDED}._create_variable", "self, next_creator, kwargs"),
-    PrivateName(
-        f"{_EXTENDED}._get_variable_creator_initial_value",
-        "self, replica_id, device, primary_var, kwargs",
-    ),
-    PrivateName(
-        f"{_EXTENDED}._replica_ctx_all_reduce",
-        "self, reduce_op, value, options",
-    ),
-    PrivateName(f"{_EXTENDED}._update", "self, var, fn, args, kwargs, group"),
-    PrivateName(
-        f"{_EXTENDED}._call_for_each_replica", "self, fn, args, kwargs"
-    ),
-    *(
-        PrivateName(f"{_EXTENDED}.{name}", f"self, {parameters}")
-        for name, parameters in (
-            ("_reduce_to", "reduce_op, value, destinations, options"),
-            ("_batch_reduce_to", "reduce_op, value_destination_pairs, options"),
-            ("_gather_to_implementation", "value, destinations, axis, options"),
-            ("_broadcast_to", "tensor, destinations"),
-            ("_get_local_replica_id", "replica_id_in_sync_group"),
-            ("_get_replica_id_in_sync_group", "replica_id"),
-            ("_experimental_distribute_values_from_function", "value_fn"),
-            ("_experimental_distribute_dataset", "dataset, options"),
-            ("_distribute_datasets_from_function", "dataset_fn, options"),
-        )
-    ),
-    PrivateName(
-        "tensorflow:distribute.CrossDeviceOps._gather_implementation",
-        "self, per_replica_value, destinations, axis, options",
-    ),
-    PrivateName(
-        f"{_VARIABLE}._update_replica", "self, update_fn, value, kwargs"
-    ),
-    PrivateName(f"{_VARIABLE}._gather_saveables_for_checkpoint", "self"),
-    PrivateName(
-        f"{_VARIABLE}._get_replica",
-        "self, replica_id",
-    ),
-    PrivateName(
-        f"{_DISTRIBUTE}.distribute_lib:ReplicaContextBase._merge_call",
-        "self, merge_fn, args, kwargs",
+    *_methods(
+        f"{_DISTRIBUTE}.distribute_lib:ReplicaContextBase",
+        _merge_call="merge_fn, args, kwargs",
     ),
 )
 """The methods that our classes override."""
