@@ -198,7 +198,7 @@ def test_a_step_that_fails_is_not_the_end(monkeypatch, method, text):
 def test_a_move_that_fails_is_not_the_end(monkeypatch, method, text):
     model = kc.replicate(dense(), MANY)
     module = batch_sharder.host_to_device
-    fails(monkeypatch, module, "move", 0, text)
+    fails(monkeypatch, module, "moved", 0, text)
     fails(monkeypatch, module, "move_stacked", 1, text)
     with pytest.raises(tf.errors.InternalError, match="a batch of sequential"):
         getattr(model, method)(batches(), verbose=0)

@@ -309,7 +309,7 @@ def test_input_that_limits_is_told_once(monkeypatch, caplog):
 def test_a_short_share_of_a_long_time_is_not_told(monkeypatch, caplog):
     monkeypatch.setattr(slow_input, "_has_told", False)
     measured = Measurements(waited=19.0, first=Work(100, 1, 1))
-    measured.other.add(81.0, 100, 100)
+    measured.other = Work(81.0, 100, 100)
     slow_input.tell("model", measured)
     assert not caplog.messages
     measured.waited = 21.0
@@ -323,7 +323,7 @@ def test_the_waits_of_all_epochs_are_told(monkeypatch, caplog):
     for _ in range(2):
         measured.reset()  # as `kc.Throughput` does when an epoch begins
         measured.waited = 6.0
-        measured.other.add(1.0, 1, 1)
+        measured.other = Work(1.0, 1, 1)
     slow_input.tell("model", measured)
     assert "for 12 of 14 s" in caplog.text
 

@@ -141,9 +141,7 @@ class StepExecutor:
 
         return outside_of_strategies(run)
 
-    def _run_with_retracing(
-        self, batch: Batch | StackedBatch, limit: int
-    ) -> Tree:
+    def _run_with_retracing(self, batch: Batch, limit: int) -> Tree:
         """Runs a step, traced again until nothing speaks against a trace."""
         needs = self._needs_sizes
         while True:
@@ -206,9 +204,9 @@ class StepExecutor:
                 "`keras_conflux.allgather(x)`."
             )
 
-    def _run(self, batch: Batch | StackedBatch, limit: int) -> Tree:
+    def _run(self, batch: Batch, limit: int) -> Tree:
         if not isinstance(batch, StackedBatch):
-            return self._graph([batch])
+            return self._graph(batch)
         shape = batch.shape
         if not self._is_worth_compiling(shape):
             self._steps_as_graph[shape] += batch.steps

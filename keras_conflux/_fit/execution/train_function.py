@@ -14,7 +14,6 @@ from keras_conflux._compat import keras_models
 from keras_conflux._fit.execution import replica_step
 from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input.device_batches import Batch
-from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._fit.input.device_batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.step_groups import not_the_end
@@ -58,10 +57,10 @@ def make_predict_function(
     run = StepExecutor(model, plan, step)
     shard = plan.sharder()
 
-    def sharded(batch: Any) -> list[Batch | StackedBatch]:
-        return (
-            [batch] if isinstance(batch, Batch) else shard.join(shard([batch]))
-        )
+    def sharded(batch: Any) -> list[Batch]:
+        if isinstance(batch, Batch):
+            return [batch]
+        return shard.join(shard([batch]))
 
     has_built = plan.eager  # which its first step does
 

@@ -30,7 +30,8 @@ class BatchSharder:
     """Shards the batches of one source of data, as evenly as can be.
 
     It stacks those that divide evenly, if it `stacks`. For `keep_rows` see
-    `Specs`. Each replica runs its shard in so many turns.
+    `Specs`. Each replica runs its shard in so many turns. By default shards are
+    of all replicas.
     """
 
     def __init__(
@@ -39,20 +40,17 @@ class BatchSharder:
         stacks: bool,
         keep_rows: bool = False,
         turns: int = 1,
+        placement: host_to_device.Placement | None = None,
     ) -> None:
+        communicator = strategy.communicator
         self._strategy = strategy
         self._stacks = stacks
         self._has_warned = False
         self._specs = Specs(keep_rows)
-        self._placement = self._placed()
-        self._parts = self._placement.count * turns
-
-    def _placed(self) -> host_to_device.Placement:
-        """Returns the devices of the shards."""
-        communicator = self._strategy.communicator
-        return host_to_device.Placement(
-            self._strategy.devices, communicator.rank(0), communicator.size
+        self._placement = placement or host_to_device.Placement(
+            strategy.devices, communicator.rank(0), communicator.size
         )
+        self._parts = self._placement.count * turns
 
     def _checksum(self, batches: list[Tree]) -> int:
         """Returns a number that is equal for equal batches; 0 in one process.
@@ -68,15 +66,11 @@ class BatchSharder:
                 result = zlib.crc32(_sampled_bytes(leaf), result)
         return result
 
-    def join(
-        self, batches: list[Batch | StackedBatch], spec: Tree = None
-    ) -> list[Batch | StackedBatch]:
+    def join(self, batches: list[Batch], spec: Tree = None) -> list[Batch]:
         """Makes global batches of sharded batches, where they are parts."""
         return batches
 
-    def __call__(
-        self, drawn: Sequence[Tree], spec: Tree = None
-    ) -> list[Batch | StackedBatch]:
+    def __call__(self, drawn: Sequence[Tree], spec: Tree = None) -> list[Batch]:
         """Shards some batches and moves each shard to its device.
 
         They come from an iterator over global batches, or from a user's own
@@ -84,7 +78,7 @@ class BatchSharder:
         the specs of the iterator, as on one device: traced for the shapes of a
         batch, it would be traced again for the last one.
         """
-        sharded: list[Batch | StackedBatch] = []
+        sharded: list[Batch] = []
         batches = [_standardized(batch) for batch in drawn]
         for key, group in itertools.groupby(batches, self._shape):
             if key is None:
@@ -110,7 +104,7 @@ class BatchSharder:
             return self._as_given(batch)
         sizes, specs = self._sizes_and_specs(batch, spec)
         leaves = trees.present(batch)
-        shards = host_to_device.move(leaves, self._placement)
+        shards = host_to_device.moved([leaves], self._placement)
         return Batch(shards, sizes, specs, checksum=self._checksum([batch]))
 
     def _several(self, batches: list[Tree], spec: Tree) -> StackedBatch:
@@ -178,10 +172,8 @@ class WholeBatchSharder(BatchSharder):
     """Leaves batches whole, and moves them to the first device."""
 
     def __init__(self, strategy: ReplicatedStrategy) -> None:
-        super().__init__(strategy, stacks=False)
-
-    def _placed(self) -> host_to_device.Placement:
-        return host_to_device.Placement(self._strategy.devices[:1], 0, 1)
+        first = host_to_device.Placement(strategy.devices[:1], 0, 1)
+        super().__init__(strategy, stacks=False, placement=first)
 
     def _as_given(self, batch: Tree) -> Batch:
         local = self._strategy.experimental_local_results

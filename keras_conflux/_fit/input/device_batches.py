@@ -34,6 +34,10 @@ class Batch:
     checksum: int = 0
     """A number that is equal for equal batches."""
 
+    def __iter__(self) -> "Iterator[Batch]":
+        """Yields the global batches one by one."""
+        yield self
+
     @property
     def samples(self) -> int:
         """The number of samples of all global batches together."""
@@ -77,7 +81,7 @@ class StackedBatch(Batch):
         return tuple((tuple(x.shape[1:]), x.dtype.name) for x in self.shards[0])
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the batches one by one."""
+        """See `Batch`."""
         for position in range(self.steps):
             shards = [
                 [batch_at(leaf, position) for leaf in shard]
@@ -90,7 +94,7 @@ class StackedBatch(Batch):
 class StepGroup:
     """The batches of one execution. An iterator over them, too."""
 
-    batches: list[Batch | StackedBatch]
+    batches: list[Batch]
     limit: int
     """The maximum number of batches of the step groups of this epoch."""
     drawn_by_keras: bool = False
@@ -104,7 +108,7 @@ class StepGroup:
         checksums = [batch.checksum for batch in self.batches]
         return f"(samples, batches) {sizes} with the checksums {checksums}"
 
-    def __next__(self) -> Batch | StackedBatch:
+    def __next__(self) -> Batch:
         if not self.drawn_by_keras:
             raise StrategyError(
                 "The train or test function of a replicated model gets batches "

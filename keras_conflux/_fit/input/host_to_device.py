@@ -43,11 +43,6 @@ class Placement:
     """The number of replicas of all processes."""
 
 
-def move(leaves: list[Any], placement: Placement) -> list[list[Any]]:
-    """Moves one batch. Returns each replica's shard of each leaf."""
-    return _moved([leaves], placement, stack=False)
-
-
 def move_stacked(
     batches: list[list[Any]], placement: Placement
 ) -> list[list[Any]]:
@@ -60,7 +55,7 @@ def move_stacked(
     fitting = STAGING_BYTES * placement.count // size
     maximum = power_of_two(min(MAX_STACKED, fitting))
     groups = [
-        _moved(batches[first : first + maximum], placement, stack=True)
+        moved(batches[first : first + maximum], placement, stack=True)
         for first in range(0, len(batches), maximum)
     ]
     return [
@@ -140,9 +135,10 @@ def is_dense(leaf: Any) -> bool:
     return isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string
 
 
-def _moved(
-    batches: list[list[Any]], placement: Placement, stack: bool
+def moved(
+    batches: list[list[Any]], placement: Placement, stack: bool = False
 ) -> list[list[Any]]:
+    """Moves one batch, or a few. Returns each replica's shard of each leaf."""
     # Where each leaf is cut and stacked.
     places = (
         (is_dense(leaf) and leaf.device) or "CPU:0" for leaf in batches[0]

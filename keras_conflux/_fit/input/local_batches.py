@@ -53,23 +53,19 @@ class LocalSharder(BatchSharder):
     def __init__(
         self, strategy: ReplicatedStrategy, stacks: bool, name: str
     ) -> None:
-        super().__init__(strategy, stacks)
+        devices = strategy.devices
+        own = host_to_device.Placement(devices, 0, len(devices))
+        super().__init__(strategy, stacks, placement=own)
         self._name = name
-        self._latest: Batch | StackedBatch | None = None
+        self._latest: Batch | None = None
         """The last batch with samples, or another process' batch."""
         self._latest_kind = 0
         """Its kind, the same in all processes."""
 
-    def _placed(self) -> host_to_device.Placement:
-        devices = self._strategy.devices
-        return host_to_device.Placement(devices, 0, len(devices))
-
     def _checksum(self, batches: list[Tree]) -> int:
         return 0  # each process has other batches
 
-    def join(
-        self, batches: list[Batch | StackedBatch], spec: Tree = None
-    ) -> list[Batch | StackedBatch]:
+    def join(self, batches: list[Batch], spec: Tree = None) -> list[Batch]:
         """See `BatchSharder`."""
         with errors_reported_to_all(f"a batch of {self._name}"):
             what = f"the next batches of {self._name}"
@@ -83,7 +79,7 @@ class LocalSharder(BatchSharder):
                     dataclasses.replace(each, sizes=each.sizes * len(told))
                     for each in batches
                 ]
-            singles = itertools.chain.from_iterable(map(_apart, batches))
+            singles = itertools.chain.from_iterable(batches)
             samples = _by_position(each.samples for each in told)
             kinds = _by_position(each.kinds for each in told)
             return [
@@ -91,7 +87,7 @@ class LocalSharder(BatchSharder):
                 for each in zip(samples, kinds, strict=True)
             ]
 
-    def _described(self, batches: Sequence[Batch | StackedBatch]) -> _Told:
+    def _described(self, batches: Sequence[Batch]) -> _Told:
         told = _Told([], [], [])
         for batch in batches:
             samples = sum(batch.sizes)
@@ -124,7 +120,7 @@ class LocalSharder(BatchSharder):
         if own is not None and sum(own.sizes):
             self._latest = own
         elif self._latest is not None:
-            *_, self._latest = _apart(self._latest)
+            *_, self._latest = self._latest
         if any(lacking):
             given = sample_of_process(root, own, self._name)
             if lacking[process_index()]:
@@ -148,7 +144,7 @@ class LocalSharder(BatchSharder):
         structure = spec if own is None else own.specs[0]
         batch = trees.refill(structure, leaves)
         (moved,) = self([batch], spec)
-        return next(iter(_apart(moved)))
+        return next(iter(moved))
 
     def _refuse(self, own: Batch | None) -> None:
         has_samples = own is not None and sum(own.sizes)
@@ -171,13 +167,9 @@ def _are_alike(told: list[_Told]) -> bool:
     return all(each == told[0] for each in told) and all(told[0].samples)
 
 
-def _apart(batch: Batch | StackedBatch) -> list[Batch]:
-    return list(batch) if isinstance(batch, StackedBatch) else [batch]
-
-
-def _description(batch: Batch | StackedBatch) -> str:
+def _description(batch: Batch) -> str:
     """Describes the parts of a batch for an error."""
-    first = next(iter(_apart(batch)))
+    first = next(iter(batch))
     flat = trees.flatten(trees.refill(first.specs[0], first.shards[0]))
     leaves = zip(trees.paths(first.specs[0]), flat, strict=True)
     texts = [f"{path}: {_of_leaf(leaf)}" for path, leaf in leaves]

@@ -18,12 +18,6 @@ class Work:
     samples: int = 0
     """The samples of the global batches."""
 
-    def add(self, seconds: float, steps: int, samples: int) -> None:
-        """Adds one execution."""
-        self.seconds += seconds
-        self.steps += steps
-        self.samples += samples
-
 
 @dataclasses.dataclass
 class Measurements:
@@ -75,4 +69,6 @@ class Measurements:
         before, began = programs(), clock()
         yield
         work = self.first if programs() > before else self.other
-        work.add(clock() - began, steps, samples)
+        work.seconds += clock() - began
+        work.steps += steps
+        work.samples += samples

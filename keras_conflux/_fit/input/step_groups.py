@@ -23,7 +23,6 @@ from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.input.calls import Epoch
 from keras_conflux._fit.input.device_batches import Batch
-from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._fit.input.device_batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.host_to_device import size_in_bytes
@@ -65,7 +64,7 @@ def not_the_end(what: str, *, of_a_step: bool = False) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class _Drawn:
-    batches: list[Batch | StackedBatch]
+    batches: list[Batch]
     count: int
     """How many batches of the data these are."""
     error: Any
