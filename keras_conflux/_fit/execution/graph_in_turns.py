@@ -69,12 +69,10 @@ class TracedTurn:
 
 
 class CannotRunInTurns(Exception):
-    """A step does something in each turn that one device does once."""
+    """A step does something in each turn that one device does once.
 
-    def __init__(self, operation: tf.Operation, reason: str) -> None:
-        super().__init__(reason)
-        self.operation = operation
-        self.reason = reason
+    Its arguments are the operation, and the reason.
+    """
 
 
 def run(
@@ -174,7 +172,9 @@ class _Plan:
                 raise CannotRunInTurns(operation, _WRITES_OFTEN)
         self._earliest: dict[tf.Operation, int] = {}
         self._find_phases()
-        self._share_loops()
+        latest = self._latest_phases()
+        # Cuts, as for a metric, share the last possible loops.
+        self._earliest = {cut: latest[cut] for cut in self._cuts}
         self._schedule()
 
     def _does_vary(self, operation: tf.Operation) -> bool:
@@ -197,11 +197,6 @@ class _Plan:
             counting(wanted), lambda x: counting(self._before[x])
         )
         return sorted(found, key=self._positions.__getitem__)
-
-    def _share_loops(self) -> None:
-        """Moves cuts, as for a metric, to the last possible loops."""
-        latest = self._latest_phases()
-        self._earliest = {cut: latest[cut] for cut in self._cuts}
 
     def _latest_phases(self) -> dict[tf.Operation, int]:
         """Returns in which phases operations have to run at last."""

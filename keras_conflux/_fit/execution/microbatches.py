@@ -185,10 +185,10 @@ class StepInTurns:
                     compiled is not None,
                 )
         except CannotRunInTurns as error:
+            operation, reason = error.args
             raise NotImplementedError(
                 f"{self._name}: with `microbatches=` a replica runs a step in "
-                f"turns, and {error.operation.name} ({error.operation.type}) "
-                f"{error.reason}."
+                f"turns, and {operation.name} ({operation.type}) {reason}."
             ) from error
 
 

@@ -1,6 +1,5 @@
 """The step of each replica on its shard of a batch, and the common result."""
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,6 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.microbatches import StepInTurns
 from keras_conflux._fit.input import specs
-from keras_conflux._fit.numerics import late_writes
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.draws import Draws
 from keras_conflux._fit.numerics.exit import Exit
@@ -23,6 +21,7 @@ from keras_conflux._fit.numerics.exit import Merged
 from keras_conflux._fit.numerics.exit import TraceAgain
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._fit.numerics.late_writes import handle_of_copy
 from keras_conflux._fit.numerics.returns import Logs
 from keras_conflux._fit.numerics.returns import Predictions
 from keras_conflux._fit.numerics.warnings import plain_variables
@@ -186,6 +185,7 @@ class ReplicaStep:
         size: Any,
         compiled: CompiledStep | None,
     ) -> Step:
+        model = self._model
         fraction = tf.identity(fraction)  # a tensor of the step's own graph
         return Step(
             self.name,
@@ -199,10 +199,10 @@ class ReplicaStep:
             kinds=KindInference(
                 trees.present(shard),
                 [fraction] if size is None else [fraction, size],
-                functools.partial(late_writes.handles_of_sums, self._model),
+                lambda: map(handle_of_copy, state.sums_of(model)),
                 is_blind=specs.sizes_are_known(shard),
             ),
-            model=self._model,
+            model=model,
         )
 
 

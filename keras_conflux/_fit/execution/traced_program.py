@@ -147,21 +147,15 @@ class StepPrograms:
     def _program(
         self,
         key: Hashable,
-        trace: Callable[[], TracedProgram],
+        trace: Callable[[], Program],
         is_common: bool = True,
     ) -> Program:
         """Returns the program of a key; traces it if there is none in use."""
         with self._step.tracing:
             program = self._programs.get(key)
             if program is None or program.is_stale():
-                program = self._programs[key] = self._made(key, trace)
+                program = self._programs[key] = trace()
                 self.count += 1
                 if self._communicator.spans_processes and is_common:
                     self._step.agree()
             return program
-
-    def _made(
-        self, key: Hashable, trace: Callable[[], TracedProgram]
-    ) -> Program:
-        del key
-        return trace()

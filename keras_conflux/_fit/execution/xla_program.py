@@ -7,7 +7,6 @@ Between two executions the devices wait for the host, for some ten milliseconds
 import contextlib
 import functools
 from collections.abc import Callable
-from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,7 +39,7 @@ class XlaProgram(StepPrograms):
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
         """Runs a step per batch and returns the last one's result."""
         key = stack.signature, limit, stack.shape, self._turns
-        trace = functools.partial(self._trace, stack.specs, limit, stack.shape)
+        trace = functools.partial(self._made, key, stack, limit)
         shards = [
             [_padded(leaf, limit, device) for leaf in shard]
             for shard, device in zip(
@@ -59,10 +58,9 @@ class XlaProgram(StepPrograms):
             "programs are kept, as `keras-conflux env` says."
         )
 
-    def _made(
-        self, key: Hashable, trace: Callable[[], TracedProgram]
-    ) -> Program:
+    def _made(self, key: tuple, stack: StackedBatch, limit: int) -> Program:
         communicator = self._communicator
+        trace = functools.partial(self._trace, stack.specs, limit, stack.shape)
         purpose = Purpose(
             f"{self._step.identity} {key} on {communicator.size} devices",
             self._strategy.devices[0].kind,

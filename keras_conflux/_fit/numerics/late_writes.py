@@ -168,11 +168,6 @@ def has_first(step: Step) -> Any:
     return (step.batch_fraction > 0) & (step.place().before == 0)
 
 
-def handles_of_sums(model: keras.Model) -> list[Any]:
-    """Returns the handles of this replica's copies that add up to a value."""
-    return [*map(handle_of_copy, state.sums_of(model))]
-
-
 def is_computed_from(value: Any, variable: keras.Variable) -> bool:
     """Whether a traced value depends on the old value of a replica's copy."""
     copies = state.copies(variable)
