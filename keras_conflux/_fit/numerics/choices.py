@@ -28,22 +28,15 @@ def choose(original: Callable, given: Any, *args: Any, **kwargs: Any) -> Any:
 
     `tf.cond` is given a condition, and `tf.switch_case` an index.
     """
-    step = _choosing()
-    if step is None or isinstance(given, int):
+    step = steps.current_fit_step()
+    # While an optimizer updates, all replicas choose alike.
+    if step is None or step.is_updating or isinstance(given, int):
         return original(given, *args, **kwargs)
     choice = _Choice(given, step)
     noting = tf.nest.map_structure(
         lambda x: choice.noting(x) if callable(x) else x, args
     )
     return original(choice.condition, *noting, **kwargs)
-
-
-def _choosing() -> Step | None:
-    """Returns the step that is traced, where replicas may choose apart."""
-    step = steps.current_fit_step()
-    if step is None or step.is_updating:
-        return None
-    return step
 
 
 class Choices(Exit):

@@ -252,8 +252,8 @@ def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
     It is `None` if the inputs are not rows of one device.
     """
     leaves = keras.tree.flatten(inputs)
-    composite = [x for x in leaves if isinstance(x, tf.RaggedTensor)]
-    composite += [x for x in leaves if isinstance(x, tf.SparseTensor)]
+    composite = tf.RaggedTensor | tf.SparseTensor
+    has_composite = any(isinstance(x, composite) for x in leaves)
     kinds = [_shown(tensor, step) for tensor in _tensors_in(inputs)]
     if any(kind.role is Role.OPAQUE for kind in kinds):
         warnings.warn_of_unknown_values(
@@ -266,7 +266,7 @@ def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
     if others - {Role.EQUAL, Role.RANDOM, Role.OPAQUE}:
         return None
     if not of_rows:
-        return rows(0) if composite or Role.OPAQUE in others else None
+        return rows(0) if has_composite or Role.OPAQUE in others else None
     kind = combined(of_rows, 0)
     return None if kind.depends_on_other_samples else kind
 

@@ -111,9 +111,7 @@ def _inside(
         return original(optimizer, grads, trained)
     # The outer one, such as `MultiOptimizer`, has got the batch's gradients.
     _refuse_overwriting(optimizer, trained, step)
-    summands = known.as_summands(grads, trained)
-    with known.applying(accumulates=True):
-        return original(optimizer, summands, trained)
+    return _apply_equal(original, optimizer, grads, trained)
 
 
 @contextlib.contextmanager
