@@ -39,11 +39,8 @@ Launcher = Callable[[Mapping[str, str]], Announcement | None]
 """Returns the announcement in environment variables, if there is one."""
 
 _launchers: list[Launcher] = []
-
-
-def ask(launcher: Launcher) -> None:
-    """Has a launcher asked from now on, after those before it."""
-    _launchers.append(launcher)
+ask = _launchers.append
+"""Has a launcher asked from now on, after those before it."""
 
 
 def announcements(environ: Mapping[str, str]) -> list[Announcement]:

@@ -148,11 +148,8 @@ class ConfluxWarning(UserWarning):
 
 AddNote = Callable[[BaseException, Any, bool], None]
 _adding: list[AddNote] = []
-
-
-def add_notes_by(add: AddNote) -> None:
-    """Has a function add notes from now on. See `add_notes`."""
-    _adding.append(add)
+add_notes_by = _adding.append
+"""Has a function add notes from now on. See `add_notes`."""
 
 
 def add_notes(

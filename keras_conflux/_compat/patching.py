@@ -79,11 +79,8 @@ def look_up_late(point: ListedName) -> None:
 
 _lock = threading.RLock()
 _waiting: list[Callable[[], None]] = []
-
-
-def when_used(function: Callable[[], None]) -> None:
-    """Has a function called once, before the package first does something."""
-    _waiting.append(function)
+when_used = _waiting.append
+"""Has a function called once, before the package first does something."""
 
 
 def begin() -> None:

@@ -45,11 +45,8 @@ from keras_conflux._replication.strategy import has_strategies
 from keras_conflux._replication.strategy import is_replicated
 
 _told_at_the_end: list[Callable[[str, Measurements], None]] = []
-
-
-def after_fit(tell: Callable[[str, Measurements], None]) -> None:
-    """Has a function called with each `fit`'s model and measurements."""
-    _told_at_the_end.append(tell)
+after_fit = _told_at_the_end.append
+"""Has a function called with each `fit`'s model and measurements."""
 
 
 def compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -22,11 +22,8 @@ from keras_conflux._replication.replica_context import replica_collectives
 
 _Runner = Callable[[Callable[..., Any], Any], Callable[..., Any]]
 _runners: list[_Runner] = []
-
-
-def run_everywhere_by(runner: _Runner) -> None:
-    """Sets who runs functions on the devices of a strategy."""
-    _runners.append(runner)
+run_everywhere_by = _runners.append
+"""Sets who runs functions on the devices of a strategy."""
 
 
 def run_everywhere(

@@ -33,11 +33,8 @@ class Cutting(Protocol):
 
 
 _cutting: list[Cutting] = []
-
-
-def cut_by(cutting: Cutting) -> None:
-    """Has an extension cut variables."""
-    _cutting.append(cutting)
+cut_by = _cutting.append
+"""Has an extension cut variables."""
 
 
 def cut(owners: Iterable[Any], strategy: Any) -> None:

@@ -1,6 +1,5 @@
 """The replica that runs here: which it is, and its channel to the others."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,14 +23,11 @@ def in_replica() -> bool:
 
 
 _on_whole_batch: Setting[Any] = Setting(None)
+on_whole_batch = _on_whole_batch.to
+"""Runs a step once in this thread, on the whole batch, as on one device.
 
-
-def on_whole_batch(strategy: Any) -> contextlib.AbstractContextManager[None]:
-    """Runs a step once in this thread, on the whole batch, as on one device.
-
-    It reads the first copy of a variable, and writes all.
-    """
-    return _on_whole_batch.to(strategy)
+It reads the first copy of a variable of a strategy, and writes all.
+"""
 
 
 def whole_batch_strategy() -> Any:

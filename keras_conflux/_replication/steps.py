@@ -182,11 +182,8 @@ def current_fit_step() -> Step | None:
 
 
 _finishing: list[Callable[[Step], None]] = []
-
-
-def finish_by(function: Callable[[Step], None]) -> None:
-    """Has a function be called with each step for XLA that is traced."""
-    _finishing.append(function)
+finish_by = _finishing.append
+"""Has a function be called with each step for XLA that is traced."""
 
 
 @tf.autograph.experimental.do_not_convert

@@ -219,6 +219,8 @@ class Distributed(NamedTuple):
 
 
 _distributions: list[Callable[[], Distributed | None]] = []
+ask_for_distribution = _distributions.append
+"""Has a function tell which devices Keras' distribution is over."""
 _strategies: dict[Hashable, ReplicatedStrategy] = {}
 
 
@@ -273,13 +275,6 @@ def check_microbatches(microbatches: Any) -> int:
 def has_strategies() -> bool:
     """Whether anything can be replicated: a strategy has been made."""
     return bool(_strategies)
-
-
-def ask_for_distribution(
-    distributed: Callable[[], Distributed | None],
-) -> None:
-    """Has a function tell which devices Keras' distribution is over."""
-    _distributions.append(distributed)
 
 
 def distribution_strategy() -> ReplicatedStrategy | None:

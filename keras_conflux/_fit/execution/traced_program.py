@@ -113,11 +113,8 @@ class Purpose:
 
 Maker = Callable[[Callable[[], TracedProgram], Purpose], Program]
 _makers: list[Maker] = [lambda trace, _: trace()]
-
-
-def make_programs_by(maker: Maker) -> None:
-    """Has another function make the programs of XLA from now on."""
-    _makers.append(maker)
+make_programs_by = _makers.append
+"""Has another function make the programs of XLA from now on."""
 
 
 def make(trace: Callable[[], TracedProgram], purpose: Purpose) -> Program:

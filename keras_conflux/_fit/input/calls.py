@@ -168,11 +168,8 @@ class FitObserver:
 
 
 _observers = [FitObserver()]
-
-
-def observe(observer: FitObserver) -> None:
-    """Makes somebody follow all calls of `fit` from now on."""
-    _observers.append(observer)
+observe = _observers.append
+"""Makes somebody follow all calls of `fit` from now on."""
 
 
 def current_observer() -> FitObserver:

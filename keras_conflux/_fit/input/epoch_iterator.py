@@ -24,6 +24,8 @@ from keras_conflux._fit.input.step_groups import not_the_end
 from keras_conflux._replication.strategy import default_strategy
 
 _reshuffles = Setting(False)
+reshuffling = _reshuffles.to
+"""Has arrays shuffled in another order in each epoch, or not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +107,6 @@ def catch_end(original: Callable, iterator: Any) -> Iterator[None]:
             return
         with not_the_end(groups.name, of_a_step=True):
             yield
-
-
-def reshuffling(wanted: bool) -> contextlib.AbstractContextManager[None]:
-    """Has arrays shuffled in another order in each epoch."""
-    return _reshuffles.to(wanted)
 
 
 def make_dataset(original: Callable, adapter: Any) -> Any:

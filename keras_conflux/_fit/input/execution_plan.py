@@ -135,11 +135,8 @@ def _runs_on_whole_batches(
 
 # Keras makes epoch iterators without saying for which model.
 _current: Setting[ExecutionPlan | None] = Setting(None)
-
-
-def current_plan() -> ExecutionPlan | None:
-    """Returns the plan of the call that runs in this thread, if one does."""
-    return _current.get()
+current_plan = _current.get
+"""Returns the plan of the call that runs in this thread, if one does."""
 
 
 def measured(

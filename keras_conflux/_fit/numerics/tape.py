@@ -45,16 +45,12 @@ _Context = Callable[
     [Step, list[Any], list[Any]], contextlib.AbstractContextManager[Any]
 ]
 _contexts: list[_Context] = []
+differentiate_in = _contexts.append
+"""Has a context be entered while the backward pass of a step is traced.
 
-
-def differentiate_in(context: _Context) -> None:
-    """Has a context be entered while the backward pass of a step is traced.
-
-    Args:
-        context: Takes the step, the sources, and a list that has the
-            derivatives when the context is left.
-    """
-    _contexts.append(context)
+It takes the step, the sources, and a list that has the derivatives when the
+context is left.
+"""
 
 
 def gradient(
