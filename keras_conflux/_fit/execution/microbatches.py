@@ -172,16 +172,13 @@ class StepInTurns:
     def _run(
         self, traced: TracedTurn, arguments: Any, compiled: CompiledStep | None
     ) -> list[tf.Tensor]:
-        def everywhere(op: Op, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            return replica_collectives().all_reduce(op, tensors)
-
         try:
             with steps.entered(Step(self._name, compiled=compiled)):
                 return graph_in_turns.run(
                     traced,
                     self._count,
                     arguments,
-                    everywhere,
+                    replica_collectives().all_reduce,
                     compiled is not None,
                 )
         except CannotRunInTurns as error:
