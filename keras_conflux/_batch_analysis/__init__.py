@@ -35,7 +35,6 @@ from keras_conflux._batch_analysis.kinds import combined as combined
 from keras_conflux._batch_analysis.kinds import kind_of_filled as kind_of_filled
 from keras_conflux._batch_analysis.kinds import mixed_rows as mixed_rows
 from keras_conflux._batch_analysis.kinds import rows as rows
-from keras_conflux._batch_analysis.kinds import several_rows as several_rows
 from keras_conflux._batch_analysis.own_draws import (
     draws_shared_by_samples as draws_shared_by_samples,
 )

@@ -111,9 +111,6 @@ def are_of_one_sample(
     known = {id(drawn): kind}
     waiting = [drawn]
 
-    def kind_of(tensor: tf.Tensor) -> Kind:
-        return known.get(id(tensor)) or kinds.of(tensor)
-
     def follow(tensor: tf.Tensor, rows: Kind) -> None:
         if rows.blocks == kind.blocks and id(tensor) not in known:
             known[id(tensor)] = rows
@@ -122,7 +119,7 @@ def are_of_one_sample(
     while waiting:
         tensor = waiting.pop()
         for operation in tensor.consumers():
-            inputs = [kind_of(x) for x in operation.inputs]
+            inputs = [known.get(id(x)) or kinds.of(x) for x in operation.inputs]
             if _groups(operation, inputs, known[id(tensor)].axis):
                 return True
             found = rules.kinds_of_outputs(operation, inputs)

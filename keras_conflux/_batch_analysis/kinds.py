@@ -154,11 +154,6 @@ def rows(axis: int, regular: bool = True) -> Kind:
     return Kind(Role.ROWS, axis, entries)
 
 
-def several_rows(axis: int) -> Kind:
-    """Returns the kind of rows, the same number of them for each sample."""
-    return Kind(Role.ROWS, axis, Entries.SAME)
-
-
 def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
     """Returns the kind of DERIVED values of the shape of rows.
 

@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import COUNT
 from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import Entries
 from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import counted_rows
-from keras_conflux._batch_analysis import several_rows
+from keras_conflux._batch_analysis import rows
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.inner_graphs import Loops
 from keras_conflux._fit.numerics.random_operations import Sampler
@@ -53,7 +54,7 @@ class DrawnRows:
         size = self.sizes[self.axis]
         with on_host():
             lengths = [tf.cast(size, tf.uint64)]
-        kind = several_rows(self.axis)
+        kind = rows(self.axis).with_entries(Entries.SAME)
         return dataclasses.replace(
             self, kind=kind, lengths=lengths, is_multiple=False
         )
@@ -137,8 +138,8 @@ class DrawnRows:
         """Returns how many of a block's rows a number of samples has."""
         own = self.place.own
         with on_host():
-            rows = samples * length
-            return rows if isinstance(own, int) and own == 1 else rows // own
+            share = samples * length
+            return share if isinstance(own, int) and own == 1 else share // own
 
 
 def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
@@ -168,7 +169,18 @@ def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
     if others or kinds[axis] != COUNT:
         raise NotDerivable(sizes[axis].op.name)
     shape = shape if tf.is_tensor(shape) else tf.stack(sizes)
-    return _placed(tf.cast(shape, tf.int32), sizes, axis, step)
+    kind, lengths, is_multiple = counted_rows(sizes[axis], axis, step.kinds)
+    with on_host():
+        lengths = [tf.cast(length, tf.uint64) for length in lengths]
+    return DrawnRows(
+        kind,
+        axis,
+        tf.cast(shape, tf.int32),
+        sizes,
+        lengths,
+        step.place(),
+        is_multiple,
+    )
 
 
 def sizes_of(shape: Any) -> list[Any]:
@@ -189,15 +201,3 @@ def _known(size: Any) -> Any:
     """Returns a size as an `int`, if it is known, or as a tensor of int32."""
     known = tf.get_static_value(size) if tf.is_tensor(size) else size
     return tf.cast(size, tf.int32) if known is None else int(known)
-
-
-def _placed(
-    shape: tf.Tensor, sizes: Sequence[Any], axis: int, step: Step
-) -> DrawnRows:
-    size = sizes[axis]
-    kind, lengths, is_multiple = counted_rows(size, axis, step.kinds)
-    with on_host():
-        lengths = [tf.cast(length, tf.uint64) for length in lengths]
-    return DrawnRows(
-        kind, axis, shape, sizes, lengths, step.place(), is_multiple
-    )
