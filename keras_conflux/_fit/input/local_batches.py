@@ -7,6 +7,7 @@ batches to the others, and all conclude the same from the descriptions.
 """
 
 import dataclasses
+import functools
 import itertools
 import zlib
 from collections.abc import Iterable
@@ -173,9 +174,7 @@ def _description(batch: Batch) -> str:
     flat = trees.flatten(trees.refill(first.specs[0], first.shards[0]))
     leaves = zip(trees.paths(first.specs[0]), flat, strict=True)
     texts = [f"{path}: {_of_leaf(leaf)}" for path, leaf in leaves]
-    lengths = {
-        int(rows.length_of(leaf)) for leaf in first.shards[0] if leaf.shape.rank
-    }
+    lengths = {*rows.sample_counts(first.shards[0]).values()}
     # Leaves of different lengths are in one proportion, as in one process.
     if len(lengths) > 1:
         texts.append(
@@ -277,7 +276,7 @@ def sample_of_process(root: int, own: Batch | None, name: str) -> list[Any]:
 
 
 def _of_one_sample(leaves: list[Any]) -> list[Any]:
-    lengths = {int(rows.length_of(x)) for x in leaves if x.shape.rank}
+    lengths = {*rows.sample_counts(leaves).values()}
     if len(lengths) > 1:  # their relation to each other is unknown
         return leaves
     return [rows.take(x, 0, 1) if x.shape.rank else x for x in leaves]
@@ -295,11 +294,7 @@ def _in_words(spec: Any) -> list[Any] | None:
 def _described(leaf: list[Any] | None) -> str:
     if leaf is None:
         return "None"
-    kind, dtype, _, shape = leaf
-    if shape is None:
-        return f"{kind} {dtype} of unknown rank"
-    sizes = ", ".join("?" if size is None else str(size) for size in shape)
-    return f"{kind} {dtype}({sizes})"
+    return f"{leaf[0]} {trees.describe(_spec_of(*leaf))}"
 
 
 def _can_be_joined(leaves: Sequence[Any]) -> bool:
@@ -314,15 +309,12 @@ def _can_be_joined(leaves: Sequence[Any]) -> bool:
     )
 
 
-def _common_shape(leaves: Sequence[Any]) -> list[int | None] | None:
+def _common_shape(leaves: Sequence[Any]) -> tf.TensorShape:
     """Returns the shape of all, without the sizes that not all say alike."""
-    shapes = [leaf[3] for leaf in leaves]
-    if any(shape is None for shape in shapes):
-        return None
-    return [
-        sizes[0] if len(set(sizes)) == 1 else None
-        for sizes in zip(*shapes, strict=True)
-    ]
+    shapes = [tf.TensorShape(leaf[3]) for leaf in leaves]
+    return functools.reduce(
+        tf.TensorShape.most_specific_compatible_shape, shapes
+    )
 
 
 def _spec_of(kind: str, dtype: str, ragged_rank: int, shape: Any) -> Any:

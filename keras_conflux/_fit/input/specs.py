@@ -113,7 +113,7 @@ def relaxed_spec(leaf: Any) -> Any:
     return spec_of_any(leaf)
 
 
-def with_shape(spec: Any, shape: list[int | None] | None) -> Any:
+def with_shape(spec: Any, shape: Any) -> Any:
     """The spec of such values of another shape."""
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(

@@ -19,6 +19,7 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import rows
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._communication import dtypes
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import Merged
@@ -302,7 +303,8 @@ def _merged(leaves: list, role: str, fractions: list, sizes: list) -> Any:
     if role == "first":
         return leaves[0]
     if role == "mean":
-        return _weighted_mean(leaves, fractions)
+        tensors = map(tf.convert_to_tensor, leaves)
+        return tf.add_n([*map(dtypes.weighted, tensors, fractions)])
     return rows.joined(
         [
             leaf if size is None else _if_any(leaf, size)
@@ -315,16 +317,3 @@ def _if_any(leaf: Any, size: tf.Tensor) -> Any:
     """Returns a replica's rows, if they are not of a stand-in for samples."""
     length = tf.cast(rows.length_of(leaf), tf.int64)
     return rows.take(leaf, tf.zeros_like(length), tf.sign(size) * length)
-
-
-def _weighted_mean(leaves: list[Any], fractions: list[tf.Tensor]) -> Any:
-    """Averages the replicas' values, each by its fraction of the samples."""
-    tensors = [tf.convert_to_tensor(leaf) for leaf in leaves]
-    if not tensors[0].dtype.is_floating:
-        tensors = [tf.cast(tensor, keras.config.floatx()) for tensor in tensors]
-    return tf.add_n(
-        [
-            tf.where(fraction > 0, tensor * tf.cast(fraction, tensor.dtype), 0)
-            for tensor, fraction in zip(tensors, fractions, strict=True)
-        ]
-    )
