@@ -1,9 +1,7 @@
 """The gradients that leave a step: each replica's become the global batch's."""
 
-import contextlib
 import functools
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 from typing import TypeAlias
 
@@ -11,7 +9,6 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import NotDerivable
-from keras_conflux._common.contexts import having
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics import sparse_gradients
@@ -65,17 +62,6 @@ class Gradients(Exit):
         surely = self.is_keras_step and not self.step.turns
         if surely and keras_optimizers.applies_as_keras(optimizer):
             self._postponed_losses.append((loss, summed_by))
-
-    @contextlib.contextmanager
-    def applying(self, accumulates: bool = False) -> Iterator[None]:
-        """Marks their application by an optimizer.
-
-        An optimizer may hold others, as `LossScaleOptimizer` does, whose
-        `apply` reduces nothing again.
-        """
-        updating = having(self.step, is_updating=True)
-        with updating, having(self, are_accumulated=accumulates):
-            yield
 
     def reduced(
         self, targets: list[Any], found: list[Any], sources: list[Any]

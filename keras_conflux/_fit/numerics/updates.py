@@ -115,15 +115,21 @@ def _inside(
 
 
 @contextlib.contextmanager
-def _applying(accumulates: bool = False) -> Iterator[Gradients]:
-    """Marks an optimizer's application of gradients in this replica."""
+def _applying(accumulates: bool) -> Iterator[Gradients]:
+    """Marks an optimizer's application of gradients in this replica.
+
+    An optimizer may hold others, as `LossScaleOptimizer` does, whose `apply`
+    reduces nothing again.
+    """
     step = steps.current() or Step("strategy.run")
+    known = Gradients.of(step)
     with (
         steps.entered(step),
         step.after_turns(),
-        Gradients.of(step).applying(accumulates),
+        having(step, is_updating=True),
+        having(known, are_accumulated=accumulates),
     ):
-        yield Gradients.of(step)
+        yield known
 
 
 def _refuse_overwriting(
