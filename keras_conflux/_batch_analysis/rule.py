@@ -184,18 +184,13 @@ def _slice(value: Any, begin: Any, size: Any) -> Any:
     return value[tuple(map(slice, begin, ends))]
 
 
-def _concatenated(*parts: Any) -> Any:
-    *values, axis = parts
-    return np.concatenate(values, axis)
-
-
 _ARITHMETIC = {
     "Add": np.add,
     "AddV2": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
     "FloorMod": np.mod,
-    "ConcatV2": _concatenated,
+    "ConcatV2": lambda *parts: np.concatenate(parts[:-1], parts[-1]),
     "InvertPermutation": np.argsort,
     "Range": np.arange,
     "Reshape": np.reshape,
