@@ -14,6 +14,15 @@ from keras_conflux._compat.private_tensorflow_names import MODULE_CALLS
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import rewriting
 
+NAMES = {
+    tf.float16: "f16",
+    tf.bfloat16: "bf16",
+    tf.float32: "f32",
+    tf.float64: "f64",
+}
+"""The names of dtypes in StableHLO."""
+_PLATFORM = "CUDA"
+
 
 def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
     """All-reduces inside an XLA program that runs on `count` devices.
@@ -71,13 +80,12 @@ def module_call(
     operands: list[tf.Tensor],
     shapes: Any,
     dtypes: list[tf.DType],
-    platform: str,
     waits: bool = False,
 ) -> list[tf.Tensor]:
     """Returns the results of a StableHLO module, inside an XLA program.
 
     The function `main` of its text takes the operands. It has no effect, but
-    replicas may wait for each other in it. The platform is XLA's name for it.
+    replicas may wait for each other in it.
     """
     from tensorflow.compiler.mlir.stablehlo import stablehlo
 
@@ -91,18 +99,9 @@ def module_call(
         module=serialized,
         Sout=shapes,
         Tout=dtypes,
-        platforms=[platform],
+        platforms=[_PLATFORM],
     )
     return list(found)
-
-
-_NAMES = {
-    tf.float16: "f16",
-    tf.bfloat16: "bf16",
-    tf.float32: "f32",
-    tf.float64: "f64",
-}
-_PLATFORM = "CUDA"
 
 
 def all_gather(
@@ -120,19 +119,19 @@ def all_gather(
     after = [_of_known_shape(each) for each in after]
     operands = [*parts, *after]
     names = [f"%a{i}" for i in range(len(operands))]
-    types = [_type(x.shape, x.dtype) for x in operands]
+    types = [type_name(x.shape, x.dtype) for x in operands]
     arguments = ", ".join(map(": ".join, zip(names, types, strict=True)))
     shapes = [[count * length(part)] for part in parts]
     dtypes = [part.dtype for part in parts]
     own = len(parts)
     moved, given = names[:own], types[:own]
-    found = list(map(_type, shapes, dtypes))
+    found = list(map(type_name, shapes, dtypes))
     entries: list[str] = []
     if after:
         entries = _entries(names[own:], after, dtypes[0])
         moved.append("%entries")
-        given.append(_type([len(after)], dtypes[0]))
-        found.append(_type([count * len(after)], dtypes[0]))
+        given.append(type_name([len(after)], dtypes[0]))
+        found.append(type_name([count * len(after)], dtypes[0]))
     several = len(moved) > 1
     bound = f"%r:{len(moved)}" if several else "%r"
     results = [f"%r#{i}" for i in range(own)] if several else ["%r"]
@@ -143,7 +142,7 @@ def all_gather(
         all_gather_dim = 0 : i64, {_group(count, channel)}}}>
         : ({", ".join(given)}) -> ({", ".join(found)})
       return {", ".join(results)} : {kept} }} }}"""
-    return module_call(text, operands, shapes, dtypes, _PLATFORM, waits=True)
+    return module_call(text, operands, shapes, dtypes, waits=True)
 
 
 def _entries(
@@ -151,11 +150,11 @@ def _entries(
 ) -> list[str]:
     """Returns the lines that join an entry of each tensor as `%entries`."""
     lines: list[str] = []
-    one = _type([1], dtype)
+    one = type_name([1], dtype)
     for i, (name, tensor) in enumerate(zip(names, tensors, strict=True)):
-        rank, own = len(tensor.shape), _type([1], tensor.dtype)
-        given = _type(tensor.shape, tensor.dtype)
-        cut = _type([1] * rank, tensor.dtype)
+        rank, own = len(tensor.shape), type_name([1], tensor.dtype)
+        given = type_name(tensor.shape, tensor.dtype)
+        cut = type_name([1] * rank, tensor.dtype)
         where = ", ".join(["0:1"] * rank)
         lines += [
             f"%s{i} = stablehlo.slice {name} [{where}] : ({given}) -> {cut}",
@@ -166,7 +165,7 @@ def _entries(
     ones = ", ".join([one] * len(tensors))
     lines.append(
         f'%entries = "stablehlo.concatenate"({joined}) <{{dimension = 0 : i64}}'
-        f"> : ({ones}) -> {_type([len(tensors)], dtype)}"
+        f"> : ({ones}) -> {type_name([len(tensors)], dtype)}"
     )
     return lines
 
@@ -181,16 +180,16 @@ def _of_known_shape(tensor: tf.Tensor) -> tf.Tensor:
     return tensor if rank else tf.reshape(tensor, [1])
 
 
-def _type(shape: Iterable[int | None], dtype: tf.DType) -> str:
+def type_name(shape: Iterable[int | None], dtype: tf.DType) -> str:
     """Returns StableHLO's name of a type whose sizes are known."""
-    return f"tensor<{'x'.join([*map(str, shape), _NAMES[dtype]])}>"
+    return f"tensor<{'x'.join([*map(str, shape), NAMES[dtype]])}>"
 
 
 def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
     """Returns this device's part of a sum. See `all_gather`."""
     size, dtype = length(flat), flat.dtype
-    given, found = _type([size], dtype), _type([size // count], dtype)
-    one = _type([], dtype)
+    given, found = type_name([size], dtype), type_name([size // count], dtype)
+    one = type_name([], dtype)
     text = f"""module {{ func.func @main(%0: {given}) -> {found} {{
       %1 = "stablehlo.reduce_scatter"(%0) <{{
         scatter_dimension = 0 : i64, {_group(count, channel)}}}> ({{
@@ -199,8 +198,7 @@ def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
             stablehlo.return %c : {one} }})
         : ({given}) -> {found}
       return %1 : {found} }} }}"""
-    shapes, dtypes = [[size // count]], [dtype]
-    return module_call(text, [flat], shapes, dtypes, _PLATFORM, waits=True)[0]
+    return module_call(text, [flat], [[size // count]], [dtype], waits=True)[0]
 
 
 def exchanged_sum(
@@ -213,8 +211,8 @@ def exchanged_sum(
     """
     size = length(flat)
     half = size // 2
-    given, part = _type([size], flat.dtype), _type([half], flat.dtype)
-    found = _type([half], dtype)
+    given, part = type_name([size], flat.dtype), type_name([half], flat.dtype)
+    found = type_name([half], dtype)
     cut = f"<{{slice_sizes = array<i64: {half}>}}>"
     text = f"""module {{ func.func @main(%flat: {given}, %rank: tensor<i64>)
         -> {found} {{
@@ -237,8 +235,7 @@ def exchanged_sum(
       %sum = stablehlo.add %a, %b : {found}
       return %sum : {found} }} }}"""
     operands = [flat, tf.cast(rank, tf.int64)]
-    shapes, dtypes = [[half]], [dtype]
-    return module_call(text, operands, shapes, dtypes, _PLATFORM, waits=True)[0]
+    return module_call(text, operands, [[half]], [dtype], waits=True)[0]
 
 
 def _group(count: int, channel: int) -> str:

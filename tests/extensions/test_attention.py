@@ -21,6 +21,7 @@ from models import MARGIN
 from models import assert_same_training
 
 import keras_conflux as kc
+from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.kernels import cudnn
 from keras_conflux._extensions.kernels import dispatch
 from keras_conflux._extensions.kernels import limits
@@ -115,7 +116,7 @@ def gpu(monkeypatch):
     """Makes XLA's program for CPUs have what that for GPUs has."""
     if ON_GPU:
         pytest.skip("reads programs that are made for CPUs")
-    monkeypatch.setattr(cudnn, "_PLATFORM", "CPU")
+    monkeypatch.setattr(tensorflow_xla, "_PLATFORM", "CPU")
     strategy = kc.replicate(devices=1)
     monkeypatch.setattr(strategy.communicator, "compute_capability", (9, 0))
     return strategy

@@ -11,7 +11,6 @@ from keras import layers
 import keras_conflux as kc
 from keras_conflux._compat import tensorflow_xla
 
-PLATFORM = "CUDA" if ON_GPU else "CPU"
 X = np.random.default_rng(0).normal(size=(16, 12)).astype("float32")
 
 pytestmark = [
@@ -23,13 +22,18 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def platform(monkeypatch):
+    if not ON_GPU:
+        monkeypatch.setattr(tensorflow_xla, "_PLATFORM", "CPU")
+
+
 def _called(operation, x):
     kind = f"tensor<{x.shape[0]}x{x.shape[1]}xf32>"
     text = f"""module {{ func.func @main(%0: {kind}) -> {kind} {{
         %1 = "stablehlo.{operation}"(%0) : ({kind}) -> {kind}
         return %1 : {kind} }} }}"""
-    shapes, dtypes = [x.shape], [x.dtype]
-    return tensorflow_xla.module_call(text, [x], shapes, dtypes, PLATFORM)[0]
+    return tensorflow_xla.module_call(text, [x], [x.shape], [x.dtype])[0]
 
 
 class Tanh(layers.Layer):

@@ -19,18 +19,11 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_xla
+from keras_conflux._compat.tensorflow_xla import type_name
 from keras_conflux._replication.steps import Step
 
 MIN_CAPABILITY = (8, 0)
 """The compute capability of the oldest GPUs that cuDNN has a kernel for."""
-_PLATFORM = "CUDA"
-_TYPES = {
-    tf.bfloat16: ("bf16", "BF16"),
-    tf.float16: ("f16", "F16"),
-    tf.float32: ("f32", "F32"),
-}
-"""The names of dtypes in StableHLO and in the configuration."""
-
 _Result = tuple[tuple[int | None, ...], tf.DType]
 
 
@@ -167,7 +160,7 @@ def _config(
     """Returns XLA's configuration of the call, as JSON."""
     batch, length, heads, _ = queries.shape
     scores = {
-        "element_type": _TYPES[queries.dtype][1],
+        "element_type": tensorflow_xla.NAMES[queries.dtype].upper(),
         "dimensions": [str(n) for n in (batch, heads, length, keys.shape[1])],
         "tuple_shapes": [],
         "layout": {
@@ -214,41 +207,37 @@ def _call(
         [shape[axis] for axis in (0, 2, 1, 3)] if len(shape) == 4 else [*shape]
         for shape, _ in results
     ]
-    return tensorflow_xla.module_call(
-        _module(target, operands, results, config),
-        operands,
-        shapes,
-        [dtype for _, dtype in results],
-        _PLATFORM,
-    )
+    dtypes = [dtype for _, dtype in results]
+    outputs = [*map(type_name, shapes, dtypes)]
+    module = _module(target, operands, results, outputs, config)
+    return tensorflow_xla.module_call(module, operands, shapes, dtypes)
 
 
 def _module(
     target: str,
     operands: list[tf.Tensor],
     results: list[_Result],
+    outputs: list[str],
     config: str,
 ) -> str:
     """Returns the call as a StableHLO module."""
-    inputs = [_type(tensor.shape, tensor.dtype) for tensor in operands]
+    inputs = [type_name(tensor.shape, tensor.dtype) for tensor in operands]
     input_layouts = [_row_major(len(tensor.shape)) for tensor in operands]
-    raw = [_type(*result) for result in results]
+    raw = [type_name(*result) for result in results]
     layouts = [
         "dense<[3, 1, 2, 0]> : tensor<4xindex>"
         if len(shape) == 4
         else _row_major(len(shape))
         for shape, _ in results
     ]
-    lines, names, outputs = [], [], []
-    for position, (shape, dtype) in enumerate(results):
-        names.append(f"%raw#{position}")
-        outputs.append(raw[position])
+    lines, names = [], []
+    for i, (shape, _) in enumerate(results):
+        names.append(f"%raw#{i}")
         if len(shape) == 4:
-            names[-1] = f"%out{position}"
-            outputs[-1] = _type([shape[axis] for axis in (0, 2, 1, 3)], dtype)
+            names[-1] = f"%out{i}"
             lines.append(
-                f"    {names[-1]} = stablehlo.transpose %raw#{position}, "
-                f"dims = [0, 2, 1, 3] : ({raw[position]}) -> {outputs[-1]}"
+                f"    %out{i} = stablehlo.transpose %raw#{i}, "
+                f"dims = [0, 2, 1, 3] : ({raw[i]}) -> {outputs[i]}"
             )
     raw.append("tensor<0xui8>")  # the workspace, whose size XLA finds out
     layouts.append("dense<0> : tensor<1xindex>")
@@ -271,10 +260,6 @@ def _module(
             "}",
         ]
     )
-
-
-def _type(shape: Any, dtype: tf.DType) -> str:
-    return f"tensor<{'x'.join(map(str, [*shape, _TYPES[dtype][0]]))}>"
 
 
 def _row_major(rank: int) -> str:
