@@ -64,6 +64,12 @@ def size_of(tensor: tf.Tensor) -> Any:
     return tf.size(tensor) if size is None else size
 
 
+def bytes_of(leaf: Leaf) -> int:
+    """Returns the bytes of a tensor or variable, 0 if its size is not known."""
+    size = tf.TensorShape(leaf.shape).num_elements() or 0
+    return size * tf.as_dtype(leaf.dtype).size
+
+
 def describe(leaf: Leaf) -> str:
     """Returns a leaf's shape and dtype in words, such as `float32(3, 4)`."""
     if leaf is None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from keras_conflux._common.trees import bytes_of
 from keras_conflux._common.trees import size_of
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ def plan(
         if not bucket:
             buckets.append(bucket)
         bucket.append(position)
-        used += _bytes(tensor)
+        used += bytes_of(tensor)
         open_buckets[tensor.dtype] = (
             ([], 0) if used >= bucket_bytes else (bucket, used)
         )
@@ -73,7 +74,7 @@ def map_buckets(
     the next one. There are few then.
     """
     if in_order:
-        total = sum(map(_bytes, tensors))
+        total = sum(map(bytes_of, tensors))
         bucket_bytes = max(bucket_bytes, total // MAX_IN_ORDER)
     results: list[tf.Tensor] = list(tensors)
     before = None
@@ -94,7 +95,3 @@ def map_buckets(
             dynamic = shape if shape.is_fully_defined() else tf.shape(part)
             results[position] = tf.reshape(piece, dynamic)
     return results
-
-
-def _bytes(tensor: tf.Tensor) -> int:
-    return (tensor.shape.num_elements() or 0) * tensor.dtype.size

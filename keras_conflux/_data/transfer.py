@@ -10,7 +10,6 @@ from typing import Any
 from typing import TypeVar
 from typing import overload
 
-import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -19,7 +18,6 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import DeviceError
 from keras_conflux._common.trees import Leaf
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import keras_variables
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._devices.device import short_name
@@ -238,8 +236,7 @@ def _parts(leaf: Leaf) -> list[tf.Tensor]:
 
 def _read(leaf: Leaf) -> Leaf:
     """Returns the value of a variable, and all else as it is."""
-    if isinstance(leaf, keras.Variable):
-        leaf = keras_variables.backing(leaf)
+    leaf = state.backing(leaf)
     return leaf.read_value() if isinstance(leaf, tf.Variable) else leaf
 
 
@@ -284,8 +281,7 @@ def device_of_leaf(leaf: Leaf) -> Device | None:
 
 def _copies(leaf: Leaf) -> Any:
     """Returns the copies of a replicated variable."""
-    if isinstance(leaf, keras.Variable):
-        leaf = keras_variables.backing(leaf)
+    leaf = state.backing(leaf)
     if isinstance(leaf, tf.distribute.DistributedValues):
         return list(Replicas.from_distributed(leaf))
     return leaf

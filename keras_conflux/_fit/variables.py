@@ -81,9 +81,7 @@ def add_optimizer_variable(
     **kwargs: Any,
 ) -> Any:
     """Makes an optimizer's variable where the variable it is for lives."""
-    value = reference_variable
-    if isinstance(value, keras.Variable):
-        value = keras_variables.backing(value)
+    value = state.backing(reference_variable)
     if not is_replicated(value):
         made_for = keras_models.optimizer_strategy(optimizer)
         if isinstance(made_for, ReplicatedStrategy):

@@ -15,7 +15,6 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.waiting import step_timeout
 from keras_conflux._compat import keras_models
-from keras_conflux._compat import keras_variables
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import short_name
@@ -317,8 +316,7 @@ def _replicate_tree(tree: Tree, strategy: ReplicatedStrategy) -> Replicas[Any]:
 
 
 def _copy(leaf: Any) -> Any:
-    if isinstance(leaf, keras.Variable):
-        leaf = keras_variables.backing(leaf)
+    leaf = state.backing(leaf)
     if isinstance(leaf, tf.Variable):
         return tf.Variable(leaf.read_value(), trainable=leaf.trainable)
     if isinstance(leaf, tf.Tensor):

@@ -92,16 +92,12 @@ def _copy_to_all(
     ]
     with errors_reported_to_all(name):
         assert_same_place(f"{name}: {described}")
-        for group in neighbours(replicated, _bytes, BYTES_AT_ONCE):
+        for group in neighbours(replicated, trees.bytes_of, BYTES_AT_ONCE):
             _copy_group(group, strategy, root, name)
 
 
 BYTES_AT_ONCE = 2**28
 """The size of one message. A copy takes several times its size meanwhile."""
-
-
-def _bytes(variable: keras.Variable) -> int:
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def _copy_group(
@@ -113,7 +109,7 @@ def _copy_group(
     """Copies variables, a part of the rows at a time if there is one."""
     copies = list(zip(*map(state.copies, group), strict=True))
     rows = next(iter(group[0].shape), 1)
-    needed = math.ceil(sum(map(_bytes, group)) / BYTES_AT_ONCE)
+    needed = math.ceil(sum(map(trees.bytes_of, group)) / BYTES_AT_ONCE)
     parts = max(1, min(rows, needed))  # several variables are one part
     length = math.ceil(rows / parts)
 

@@ -190,7 +190,7 @@ def _turns(model: keras.Model, whole: Memory, limit: int) -> int | None:
         return None
     return step_of.turns_that_fit(
         whole.step,
-        sum(map(variable_bytes.size_of, model.trainable_variables)),
+        sum(map(trees.bytes_of, model.trainable_variables)),
         whole.variables,
         limit,
     )

@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._common import errors
+from keras_conflux._common import trees
 from keras_conflux._extensions.memory import compat
 from keras_conflux._extensions.memory import step as step_of
-from keras_conflux._extensions.memory import variable_bytes
 from keras_conflux._extensions.memory.model_memory import SHARDS
 from keras_conflux._extensions.memory.model_memory import Memory
 from keras_conflux._extensions.memory.model_memory import limit_of
@@ -122,7 +122,7 @@ def _turns(model: Any, found: Memory, step: int | None) -> Iterator[_Row]:
     if step is not None:
         # Sums of gradients come with the first turns, and are no activations
         # later.
-        gradients = sum(map(variable_bytes.size_of, model.trainable_variables))
+        gradients = sum(map(trees.bytes_of, model.trainable_variables))
         activations = step - gradients * (turns > 1)
         fitting = step_of.turns_that_fit(
             activations, gradients, found.variables, _limit(model)

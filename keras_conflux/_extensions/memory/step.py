@@ -69,7 +69,7 @@ def bytes_of_step(
         found = outside_of_strategies(compiled)
     except tf.errors.OpError:  # XLA cannot compile the step
         return None
-    own = sum(x.shape.num_elements() * x.dtype.size for x in leaves)
+    own = sum(map(trees.bytes_of, leaves))
     return None if found is None else found + own
 
 

@@ -2,13 +2,13 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_conflux._common import trees
 from keras_conflux._compat import keras_models
 from keras_conflux._replication import parts
 from keras_conflux._replication import state
@@ -31,7 +31,7 @@ class Held:
         if strategy is not None:
             here = strategy.shard, strategy.communicator.size
             if here == (shard, devices):
-                return size_of(state.copies(self.variable)[0])
+                return trees.bytes_of(state.copies(self.variable)[0])
         is_cut = shard == "weights" or (
             shard == "optimizer"
             and self.of_optimizer
@@ -41,13 +41,8 @@ class Held:
         if is_cut and state.is_mirrored(self.variable):
             entries = parts.part_size(self.variable, devices)
         if entries is None:
-            return size_of(self.variable)
+            return trees.bytes_of(self.variable)
         return entries * tf.as_dtype(self.variable.dtype).size
-
-
-def size_of(variable: Any) -> int:
-    """Returns the bytes of a whole variable."""
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def optimizers_of(model: keras.Model) -> list[Held] | None:

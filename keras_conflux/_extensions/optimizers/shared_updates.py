@@ -16,10 +16,10 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_optimizers
-from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.optimizers import compat
 from keras_conflux._fit.numerics import given_tensors
+from keras_conflux._replication import state
 from keras_conflux._replication import steps
 
 
@@ -67,7 +67,7 @@ def _has_updated(
         return False
     for each, value in zip(kept, found, strict=True):
         if each is not None and value is not None:
-            given_tensors.overwrite(keras_variables.backing(each), value)
+            given_tensors.overwrite(state.backing(each), value)
     return True
 
 
@@ -88,8 +88,7 @@ def decay(original: Callable, optimizer: Any, variables: list[Any]) -> None:
         )
     )
     for each in variables:
-        is_keras = isinstance(each, keras.Variable)
-        variable = keras_variables.backing(each) if is_keras else each
+        variable = state.backing(each)
         if compat.decays(optimizer, variable):
             weight_decay, rate = factors(variable.dtype)
             # A variable's own method takes longer to trace. The copy of

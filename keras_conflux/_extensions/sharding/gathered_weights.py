@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._common import trees
 from keras_conflux._common.contexts import having
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.tree_collectives import GATHERED_TOGETHER
@@ -320,10 +321,7 @@ class GatheredWeights(Part):
         """Warns of weights that stay whole until the backward pass is over."""
         strategy: Any = tf.distribute.get_strategy()
         limit = tensorflow_internals.memory_of(strategy.devices[0])
-        whole = sum(
-            each.shape.num_elements() * each.dtype.size
-            for each in self._whole.values()
-        )
+        whole = sum(map(trees.bytes_of, self._whole.values()))
         if whole < WORTH_A_WARNING * limit:
             return
         if steps.in_xla():

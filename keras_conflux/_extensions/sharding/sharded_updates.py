@@ -178,7 +178,7 @@ class ShardedUpdates(Part):
                 if each is None or value is None:
                     continue
                 if self.by_parts and not state.is_in_parts(each):
-                    cut.append((_own(each), layout, value))
+                    cut.append((state.own_copy(each), layout, value))
                 else:
                     self._write(each, value)
         given_tensors.update_rest(original, optimizer, rest, learning_rate)
@@ -186,8 +186,8 @@ class ShardedUpdates(Part):
 
     def move_average(self, mean: keras.Variable, variable: Any) -> None:
         """Moves an average towards a weight, as Keras computes it."""
-        own = _own(mean)
-        value = _own(variable).read_value()
+        own = state.own_copy(mean)
+        value = state.own_copy(variable).read_value()
         if state.is_in_parts(mean):
             layout = keras_variables.backing(mean).layout
             value = layout.own_part(value, rank_as_tensor())
@@ -207,7 +207,7 @@ class ShardedUpdates(Part):
 
     def _write(self, variable: keras.Variable, value: tf.Tensor) -> None:
         if self.by_parts or not state.is_in_parts(variable):
-            given_tensors.overwrite(_own(variable), value)
+            given_tensors.overwrite(state.own_copy(variable), value)
         else:
             keras_variables.backing(variable).assign(value)
 
@@ -373,11 +373,6 @@ def average(
     for variable, each in zip(variables, averages, strict=True):
         if each is not None:
             updates.move_average(each, variable)
-
-
-def _own(variable: keras.Variable) -> tf.Variable:
-    """Returns the running replica's copy, or part, of a variable."""
-    return state.own_copy(keras_variables.backing(variable))
 
 
 def _write_whole(cut: list[tuple[tf.Variable, Layout, tf.Tensor]]) -> None:
