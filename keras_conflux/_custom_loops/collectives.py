@@ -21,6 +21,7 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.transports.ops import OpName
 from keras_conflux._communication.transports.ops import find_op
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._custom_loops import verbs
 from keras_conflux._custom_loops.given import Given
 from keras_conflux._custom_loops.spmd import withdevices
@@ -30,7 +31,6 @@ from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.replica_context import whole_batch_strategy
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.steps import UserReductions

@@ -19,6 +19,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._compat.tensorflow_tracing import Grappler
 from keras_conflux._custom_loops import branches
 from keras_conflux._custom_loops.given import Decorator
@@ -43,7 +44,6 @@ from keras_conflux._replication.common_program import CommonProgram
 from keras_conflux._replication.promotion import promote_new_state
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import outside_of_strategies
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.replica_context import replica_rank
 from keras_conflux._replication.replica_context import whole_batch_strategy
 from keras_conflux._replication.replicas import Replicas

@@ -9,8 +9,8 @@ from keras_conflux._common.contexts import Setting
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import keras_variables
-from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._replication import steps
 
 
@@ -46,9 +46,8 @@ def outside_of_strategies(function: Callable[[], Any]) -> Any:
     """Calls a function where no scope of a strategy is open."""
     if not tf.distribute.has_strategy():
         return function()
-    call = DaemonCall(keras_variables.with_this_threads_state(function))
-    call.wait()
-    return call.result()
+    call = keras_variables.with_this_threads_state(function)
+    return DaemonCall(call).result()
 
 
 def replica_rank() -> Any:
@@ -68,11 +67,6 @@ def rank_as_tensor() -> Any:
     if ranks is None:
         return replica_rank()
     return ranks.values[replica_index()].read_value()
-
-
-def replica_index() -> int:
-    """Returns the index of the running replica, and of its copies, here."""
-    return tensorflow_internals.replica_index()
 
 
 def replica_collectives() -> ReplicaCollectives:

@@ -18,10 +18,10 @@ from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.replicated_variables import InParts
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._replication import traced_functions
 from keras_conflux._replication.across_processes import run_everywhere
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.replica_context import replica_rank
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy

@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.replicated_variables import OnRead
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
 from keras_conflux._replication.replica_context import replica_collectives
@@ -43,7 +43,7 @@ def added_up(program: Callable[..., Any]) -> Callable[..., Any]:
 
 def _written_here() -> list[OnRead]:
     """Returns the sums of which a replica writes its copy in this graph."""
-    index = tensorflow_internals.replica_index()
+    index = replica_index()
     graph = tf.compat.v1.get_default_graph()
     found: list[OnRead] = []
     for handle, users in resources.uses_of_resources(graph):
@@ -60,7 +60,7 @@ def _written_here() -> list[OnRead]:
 
 def add_up(variables: Sequence[Any]) -> None:
     """Gives all processes the sums of the copies of all, in a replica."""
-    index = tensorflow_internals.replica_index()
+    index = replica_index()
     copies = [variable.values[index] for variable in variables]
     values = [copy.read_value() for copy in copies]
     totals = replica_collectives().all_reduce("sum", values) if values else []

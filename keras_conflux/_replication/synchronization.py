@@ -18,10 +18,10 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._communication.buckets import neighbours
 from keras_conflux._compat import keras_variables
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._replication import state
 from keras_conflux._replication.across_processes import run_everywhere
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import is_replicated

@@ -17,9 +17,9 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._replication import combinations
 from keras_conflux._replication import state
-from keras_conflux._replication.replica_context import replica_index
 
 
 def test_nothing_gives_a_strategy(count):

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._common import trees
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import in_replica
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.replicas import Replicas
 
 

@@ -13,13 +13,13 @@ from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._custom_loops.given import P
 from keras_conflux._custom_loops.given import PerDeviceCall
 from keras_conflux._custom_loops.given import R
 from keras_conflux._custom_loops.given import R_co
 from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._devices.device import DevicesLike
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.replicas import Replicas
 
 

@@ -9,12 +9,12 @@ import tensorflow as tf
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.input.device_batches import Batch
 from keras_conflux._fit.input.device_batches import batch_fractions
 from keras_conflux._replication import sums
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Place
 
 

@@ -12,6 +12,7 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.execution.microbatches import StepInTurns
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics.choices import Choices
@@ -33,7 +34,6 @@ from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication import sums
 from keras_conflux._replication.common_program import CommonProgram
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step

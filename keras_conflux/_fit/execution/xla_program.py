@@ -18,6 +18,7 @@ from keras_conflux._common.notices import told_if_slow
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat.replicas_in_turn import SharedTrace
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.execution.traced_program import Program
 from keras_conflux._fit.execution.traced_program import Purpose
 from keras_conflux._fit.execution.traced_program import StepPrograms
@@ -28,7 +29,6 @@ from keras_conflux._fit.input.device_batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
 from keras_conflux._replication import sums
 from keras_conflux._replication.replica_context import rank_as_tensor
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 

@@ -23,6 +23,7 @@ from keras_conflux._batch_analysis import draws_shared_by_samples
 from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.numerics import drawn_rows
 from keras_conflux._fit.numerics import random_operations
 from keras_conflux._fit.numerics.drawn_rows import DrawnRows
@@ -36,7 +37,6 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Step
 
 # Seeds count up from a seed of the user's; replicas must not meet each other's.

@@ -16,13 +16,13 @@ from keras_conflux._batch_analysis import Role
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.steps import Turns
 

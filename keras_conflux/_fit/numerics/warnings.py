@@ -12,13 +12,13 @@ from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._compat.tensorflow_internals import is_own_variable
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import is_replicated
