@@ -15,6 +15,15 @@ def assert_count(name: str, value: Any, what: str, least: int = 1) -> None:
         raise ValueError(said)
 
 
+def assert_root(root: Any, count: int, call: str = "") -> None:
+    """Refuses what is the index of none of some replicas."""
+    if root not in range(count):
+        raise ValueError(
+            f"{call}`root` is the index of a replica, from 0 to {count - 1}. "
+            f"Received: {root}."
+        )
+
+
 def assert_seconds(name: str, value: Any) -> None:
     """Refuses a value that is no number of seconds above 0."""
     said = f"`{name}` is a number of seconds above 0. Received: {value!r}"

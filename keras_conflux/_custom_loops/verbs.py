@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import Role
+from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.communicator import OneReplica
@@ -92,7 +93,7 @@ def reduce(op: Op, root: int, tree: Tree) -> Tree:
         f'Write `allreduce("{op.name}", ...)`',
     )
     this = _this_replica()
-    _check_root(f"reduce({op.name!r})", root, this.count)
+    arguments.assert_root(root, this.count, f"reduce({op.name!r}): ")
     reduced = allreduce(op, tree)
     with tensorflow_tracing.of_rank():
         if this.count > 1 and replica_rank() != root:
@@ -107,7 +108,7 @@ def broadcast(root: int, tree: Tree) -> Tree:
     After the last replica comes the first one.
     """
     this, present = _this_replica(), has_samples()
-    _check_root("broadcast", root, this.count)
+    arguments.assert_root(root, this.count, "broadcast: ")
     if present is None:
         return this.broadcast(tree, root)
     flags = this.all_gather(tf.cast(present, tf.int32), 0)
@@ -170,14 +171,6 @@ def _check_weight(weight: Any) -> None:
             f"{trees.describe(tf.convert_to_tensor(weight))}. For weights of "
             "samples, reduce the weighted mean of this replica, with their "
             "sum as its `weight`."
-        )
-
-
-def _check_root(call: str, root: int, count: int) -> None:
-    if root not in range(count):
-        raise ValueError(
-            f"{call}: `root` is the index of a replica, from 0 to "
-            f"{count - 1}. Received: {root}."
         )
 
 

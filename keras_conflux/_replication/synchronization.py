@@ -14,6 +14,7 @@ from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._communication.buckets import neighbours
@@ -62,7 +63,7 @@ def synchronize(target: Any, root: int = 0) -> None:
         return
     for variable in found:
         copies = state.copies(variable)
-        _check_root(root, len(copies))
+        arguments.assert_root(root, len(copies))
         if tf.executing_eagerly() and not copies[root].is_initialized():
             continue  # the function that made it has failed
         value = copies[root].read_value()
@@ -70,19 +71,11 @@ def synchronize(target: Any, root: int = 0) -> None:
             copy.assign(value)
 
 
-def _check_root(root: int, count: int) -> None:
-    if root not in range(count):
-        raise ValueError(
-            f"`root` is the index of a replica, from 0 to {count - 1}. "
-            f"Received: {root}."
-        )
-
-
 def _copy_to_all(
     variables: list[keras.Variable], strategy: ReplicatedStrategy, root: int
 ) -> None:
     """Copies the variables of one replica to the replicas of all processes."""
-    _check_root(root, strategy.communicator.size)
+    arguments.assert_root(root, strategy.communicator.size)
     replicated = [
         v for v in variables if is_replicated(keras_variables.backing(v))
     ]
