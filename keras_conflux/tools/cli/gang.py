@@ -46,13 +46,6 @@ class Ended(NamedTuple):
     """Its exit status, or 128 and the number of the signal that ended it."""
 
 
-class Signal(NamedTuple):
-    """Someone wants all processes to end, or tells them something."""
-
-    number: int
-    """The signal that does so."""
-
-
 class ReaderGone(NamedTuple):
     """Nobody reads the output of the processes any more."""
 
@@ -60,7 +53,8 @@ class ReaderGone(NamedTuple):
     """The name of the file, such as `"standard output"`."""
 
 
-Event = Ended | Signal | ReaderGone
+Event = Ended | ReaderGone | signal.Signals
+"""A signal wants all processes to end, or tells them something."""
 
 
 class Outcome(NamedTuple):
@@ -143,8 +137,8 @@ class Gang:
             event = self._next_event()
             if event is None:
                 self._use_harsher_signal()
-            elif isinstance(event, Signal):
-                self._hear(event.number)
+            elif isinstance(event, signal.Signals):
+                self._hear(event)
             elif isinstance(event, ReaderGone):
                 self._end_without_reader(event.name)
             else:

@@ -27,7 +27,6 @@ from keras_conflux.tools.cli.gang import Event
 from keras_conflux.tools.cli.gang import Gang
 from keras_conflux.tools.cli.gang import Outcome
 from keras_conflux.tools.cli.gang import ReaderGone
-from keras_conflux.tools.cli.gang import Signal
 from keras_conflux.tools.cli.output import RUNNING
 from keras_conflux.tools.cli.output import Screen
 
@@ -152,9 +151,7 @@ def _wait_for_reader(
     screen.close()
     while not screen.join(0.05 if heard < 2 else 1.0) and heard < 2:
         while not events.empty():
-            event = events.get()
-            if isinstance(event, Signal) and event.number in _ENDING:
-                heard += 1
+            heard += events.get() in _ENDING
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -278,7 +275,7 @@ def _signals_as_events() -> Iterator["queue.SimpleQueue[Event]"]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def put(number: int, frame: FrameType | None) -> None:
-        events.put(Signal(number))
+        events.put(signal.Signals(number))
 
     before = {
         number: signal.signal(number, put)
