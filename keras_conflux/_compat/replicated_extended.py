@@ -29,29 +29,24 @@ from keras_conflux._compat.tensorflow_internals import without_untrue_lines
 
 
 class ReplicatedExtended(mirrored_strategy.MirroredExtended):
-    """A MirroredStrategy's inside in which replicas never pause."""
+    """A MirroredStrategy's inside in which replicas never pause.
+
+    The strategy around it has the methods that begin with `_conflux_`.
+    """
 
     def __init__(
         self,
-        strategy: tf.distribute.Strategy,
+        strategy: Any,
         devices: Sequence[str],
         cross_device_ops: tf.distribute.CrossDeviceOps | None,
-        across: Any,
-        all_reduce: Callable[[str, Any], Any],
-        of_first_replica: Callable[[Any], Any],
-        communicator: Any,
-        around_replica: Callable[[Callable], Callable],
     ) -> None:
-        self._conflux_across = across
-        self._conflux_all_reduce = all_reduce
-        self._conflux_of_first_replica = of_first_replica
-        self._communicator = communicator
-        self._conflux_around_replica = around_replica
+        self._conflux_strategy = strategy
+        self._communicator = strategy.communicator
         self._conflux_clones: Any = weakref.WeakKeyDictionary()
         with without_untrue_lines():
             super().__init__(strategy, list(devices), cross_device_ops)
         if self._communicator.spans_processes:
-            self._cross_device_ops = across
+            self._cross_device_ops = strategy._conflux_across
 
     def _scope(self, strategy: tf.distribute.Strategy) -> Any:
         if tf.executing_eagerly():
@@ -90,7 +85,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     ) -> Any:
         if not self._communicator.spans_processes:
             return super()._experimental_distribute_dataset(dataset, options)
-        shards = self._conflux_across.shards(dataset)
+        shards = self._conflux_strategy._conflux_across.shards(dataset)
         return super()._distribute_datasets_from_function(
             lambda _: shards, options
         )
@@ -100,7 +95,8 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     ) -> Any:
         make = dataset_fn
         if self._communicator.spans_processes:
-            make = functools.partial(self._conflux_across.of_process, make)
+            across = self._conflux_strategy._conflux_across
+            make = functools.partial(across.of_process, make)
         return super()._distribute_datasets_from_function(make, options)
 
     def _make_collective_ops_with_fallbacks(self) -> Any:
@@ -150,7 +146,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
             (by_leaves(x), places(to)) for x, to in value_destination_pairs
         ]
         if self._may_be_traced_once(pairs):
-            across = self._conflux_across
+            across = self._conflux_strategy._conflux_across
             return across.batch_reduce_implementation(reduce_op, pairs, options)
         if len({self._get_cross_device_ops(value) for value, _ in pairs}) == 1:
             return cross_device.kept(
@@ -177,11 +173,10 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
 
     def of_first_replica(self, value: Any) -> Any:
         """Returns in a replica the value of the first one of all."""
+        of_first = self._conflux_strategy._conflux_of_first_replica
         if not isinstance(value, tf.IndexedSlices):
-            return self._conflux_of_first_replica(value)
-        rows, indices = self._conflux_of_first_replica(
-            [value.values, value.indices]
-        )
+            return of_first(value)
+        rows, indices = of_first([value.values, value.indices])
         return tf.IndexedSlices(rows, indices, value.dense_shape)
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
@@ -231,10 +226,10 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     def _replica_ctx_all_reduce(
         self, reduce_op: Any, value: Any, options: Any = None
     ) -> Any:
+        all_reduce = self._conflux_strategy._conflux_all_reduce
         if reduce_op != tf.distribute.ReduceOp.MEAN:
-            return self._conflux_all_reduce("sum", value)
-        floats = tf.nest.map_structure(_as_quotient, value)
-        return self._conflux_all_reduce("mean", floats)
+            return all_reduce("sum", value)
+        return all_reduce("mean", tf.nest.map_structure(_as_quotient, value))
 
     def _replica_ctx_update(
         self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool
@@ -250,13 +245,14 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         if not is_function and tf.executing_eagerly():
             program = _with_these_context_variables(program)
         elif not is_function:
-            run = functools.partial(run_in_turn, self._container_strategy())
+            run = functools.partial(run_in_turn, self._conflux_strategy)
         return self._communicator.trace_all_replicas(
             lambda: run(program, args, kwargs), is_function
         )
 
     def _prepared(self, fn: Callable) -> Callable:
-        return self._conflux_around_replica(_in_order_of_its_own(fn))
+        in_order = _in_order_of_its_own(fn)
+        return self._conflux_strategy._conflux_around_replica(in_order)
 
     def _cloned(self, fn: Any) -> Any:
         # mirrored_run.py runs the Python function of a tf.function in a clone

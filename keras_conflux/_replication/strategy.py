@@ -98,16 +98,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         self._conflux_cross_device_ops = cross_device_ops
         self.communicator = Communicator(self.devices)
         self._conflux_scopes = _OpenScopes()
-        extended = ReplicatedExtended(
-            self,
-            self.devices,
-            cross_device_ops,
-            AcrossProcesses(self),
-            lambda op, tree: replica_collectives().all_reduce(op, tree),
-            _of_first_replica,
-            self.communicator,
-            _around_replica,
-        )
+        self._conflux_across = AcrossProcesses(self)
+        extended = ReplicatedExtended(self, self.devices, cross_device_ops)
         # Not MirroredStrategy.__init__, which would make its own inside.
         tf.distribute.Strategy.__init__(self, extended)
         _strategies.setdefault(self._key(), self)
@@ -166,24 +158,23 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
             said.append(f"microbatches={self.microbatches!r}")
         return f"ReplicatedStrategy({', '.join(said)})"
 
+    def _conflux_all_reduce(self, op: str, tree: Any) -> Any:
+        return replica_collectives().all_reduce(op, tree)
 
-def _of_first_replica(tree: Any) -> Any:
-    """Returns the values of the first replica of all.
+    def _conflux_of_first_replica(self, tree: Any) -> Any:
+        """Returns the values of the first replica of all.
 
-    In a step of `fit`, or of an optimizer, all replicas have the same.
-    """
-    step = steps.current()
-    if step is not None and (
-        step.is_updating or step.batch_fraction is not None
-    ):
-        return tree
-    return replica_collectives().broadcast(tree, 0)
+        In a step of `fit`, or of an optimizer, all replicas have the same.
+        """
+        step = steps.current()
+        if step and (step.is_updating or step.batch_fraction is not None):
+            return tree
+        return replica_collectives().broadcast(tree, 0)
 
-
-def _around_replica(program: Callable[..., Any]) -> Callable[..., Any]:
-    if process_count() > 1:
-        program = sums.added_up(program)
-    return keras_variables.with_this_threads_state(program)
+    def _conflux_around_replica(self, program: Callable) -> Callable:
+        if process_count() > 1:
+            program = sums.added_up(program)
+        return keras_variables.with_this_threads_state(program)
 
 
 class _OpenScopes(threading.local):
