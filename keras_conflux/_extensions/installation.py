@@ -4,6 +4,7 @@ import functools
 import os
 from collections.abc import Mapping
 
+from keras_conflux._common import errors
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import versions
 from keras_conflux._compat.patching import patch_all
@@ -25,8 +26,8 @@ from keras_conflux._extensions.launchers import known as launchers
 from keras_conflux._extensions.memory import notes as memory
 from keras_conflux._extensions.optimizers import dealt_matrices
 from keras_conflux._extensions.optimizers import shared_updates
-from keras_conflux._extensions.program_cache import cached_program
 from keras_conflux._extensions.program_cache import setup
+from keras_conflux._extensions.program_cache.cached_program import CachedProgram
 from keras_conflux._extensions.recomputation import regions
 from keras_conflux._extensions.recomputation import remat
 from keras_conflux._extensions.resume import fit as resume
@@ -35,6 +36,8 @@ from keras_conflux._extensions.sharding import gathered_weights
 from keras_conflux._extensions.sharding import sharded_updates
 from keras_conflux._extensions.sharding import whole_values
 from keras_conflux._extensions.throughput import slow_input
+from keras_conflux._fit import trainer
+from keras_conflux._fit.execution import traced_program
 from keras_conflux._fit.numerics import tape
 from keras_conflux._replication import parts
 from keras_conflux._replication import steps
@@ -115,15 +118,17 @@ def _run_kernels() -> None:
 
 
 _INSTALLS = {
-    "program_cache": cached_program.install,
+    "program_cache": functools.partial(
+        traced_program.make_programs_by, CachedProgram
+    ),
     "kernels": _run_kernels,
     "sharding": _cut_variables,
     "optimizers": lambda: when_used(functools.partial(patch_all, OPTIMIZERS)),
     "launchers": launchers.install,
     "keras_distribution": keras_distribution.install,
     "recomputation": _recompute,
-    "memory": memory.install,
-    "throughput": slow_input.install,
+    "memory": functools.partial(errors.add_notes_by, memory.explain),
+    "throughput": functools.partial(trainer.after_fit, slow_input.tell),
     "resume": resume.install,
 }
 """The functions that put each in place, in order."""

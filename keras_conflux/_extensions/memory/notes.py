@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._common import errors
 from keras_conflux._common import trees
 from keras_conflux._extensions.memory import compat
 from keras_conflux._extensions.memory import step as step_of
@@ -22,11 +21,6 @@ from keras_conflux._replication.strategy import distribution_strategy
 
 _Row = tuple[str, str]
 """A way to save memory, and how much, or how."""
-
-
-def install() -> None:
-    """Has errors explained. Called once, at import."""
-    errors.add_notes_by(explain)
 
 
 def explain(error: BaseException, model: Any, keeps_activations: bool) -> None:

@@ -13,13 +13,7 @@ from keras_conflux._extensions.program_cache.compat import repeatable_names
 from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 from keras_conflux._fit.execution.traced_program import Purpose
 from keras_conflux._fit.execution.traced_program import TracedProgram
-from keras_conflux._fit.execution.traced_program import make_programs_by
 from keras_conflux._replication import lost_values
-
-
-def install() -> None:
-    """Has the programs of replicas made here. Called once, at import."""
-    make_programs_by(CachedProgram)
 
 
 class CachedProgram:

@@ -2,7 +2,6 @@
 
 import logging
 
-from keras_conflux._fit import trainer
 from keras_conflux._fit.input.measurements import Measurements
 
 MINIMUM_SECONDS = 10.0
@@ -13,11 +12,6 @@ MINIMUM_SHARE = 0.2
 
 _log = logging.getLogger("keras_conflux")
 _has_told = False
-
-
-def install() -> None:
-    """Has it told after each `fit`. Called once, at import."""
-    trainer.after_fit(tell)
 
 
 def tell(name: str, measured: Measurements) -> None:
