@@ -21,7 +21,7 @@ class Launcher:
     """Returns its announcement."""
     variables: tuple[str, ...]
     """Its variables, or their beginnings, up to a `_`."""
-    starts_commands: bool
+    starts_commands: bool = False
     """Whether it starts the command itself in each process."""
 
     def variables_in(self, environ: Mapping[str, str]) -> list[str]:
@@ -39,14 +39,8 @@ LAUNCHERS = (
         "KERAS_DISTRIBUTION_*",
         job_addresses.announced,
         ("KERAS_DISTRIBUTION_",),
-        starts_commands=False,
     ),
-    Launcher(
-        "TF_CONFIG",
-        tf_config.announced,
-        ("TF_CONFIG",),
-        starts_commands=False,
-    ),
+    Launcher("TF_CONFIG", tf_config.announced, ("TF_CONFIG",)),
     Launcher(
         "the variables of Slurm",
         slurm.announced,
