@@ -209,9 +209,7 @@ class ReplicaCollectives:
         sizes that differ. `is_even` tells whether a tensor has the same size on
         all replicas.
         """
-        leaves = self._tensors("allgather", tree, dtypes.COPYABLE)
-        for leaf in leaves:
-            _assert_has_axis(leaf, axis)
+        leaves = self.gatherable(tree, axis)
         open_ = [_open_along(leaf, axis) for leaf in leaves]
         self._assert_same_call("allgather", trees.refill(tree, open_))
         evenly = self._in_xla and self.count > 1
@@ -219,6 +217,13 @@ class ReplicaCollectives:
             self._assert_even(leaves, axis, is_even)
         joined = [self._gather(leaf, axis, evenly) for leaf in leaves]
         return trees.refill(tree, joined)
+
+    def gatherable(self, tree: Tree, axis: int) -> list[tf.Tensor]:
+        """Returns the leaves as tensors that `all_gather` joins, or raises."""
+        leaves = self._tensors("allgather", tree, dtypes.COPYABLE)
+        for leaf in leaves:
+            _assert_has_axis(leaf, axis)
+        return leaves
 
     def _assert_even(
         self,

@@ -134,12 +134,7 @@ def _gathered(axis: int, tree: Tree) -> Tree:
     this, present = _this_replica(), has_samples()
     if present is None or this.count == 1:
         return this.all_gather(tree, axis, lambda x: _is_of_samples(x, axis))
-    try:
-        tree = trees.map_leaves(tf.convert_to_tensor, tree)
-    except (TypeError, ValueError):
-        return this.all_gather(tree, axis)  # which raises the error
-    if any(not _has_axis(leaf, axis) for leaf in trees.present(tree)):
-        return this.all_gather(tree, axis)
+    tree = trees.refill(tree, this.gatherable(tree, axis))
     seen = trees.map_leaves(lambda x: _parted(x, axis, present)[0], tree)
     gathered = this.all_gather(seen, axis)
     leaves = [
@@ -203,11 +198,6 @@ def _or_neutral(op: Op, present: tf.Tensor, leaf: Any) -> Any:
     except (TypeError, ValueError):
         return leaf  # is refused, by name, where it is reduced
     return tf.where(present, leaf, neutral)
-
-
-def _has_axis(leaf: tf.Tensor, axis: int) -> bool:
-    rank = leaf.shape.rank
-    return rank is not None and axis in range(-max(rank, 1), max(rank, 1))
 
 
 def _parted(leaf: tf.Tensor, axis: int, present: tf.Tensor) -> tuple[Any, Any]:
