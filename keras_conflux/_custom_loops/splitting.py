@@ -311,10 +311,8 @@ def _cut_of_worker(leaf: Any, begin: int, size: int) -> Any:
     if more <= 0:
         return _rows(leaf, begin, begin + size)
     pieces = [_rows(leaf, begin, length), _rows(leaf, 0, more)]
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.sparse.concat(0, pieces)
-    is_tensor = isinstance(leaf, tf.Tensor | tf.RaggedTensor)
-    return tf.concat(pieces, 0) if is_tensor else np.concatenate(pieces)
+    is_tensor = isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor)
+    return rows.joined(pieces) if is_tensor else np.concatenate(pieces)
 
 
 def _rows(leaf: Any, begin: int, end: int) -> Any:

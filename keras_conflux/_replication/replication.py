@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from typing import Any
-from typing import TypeAlias
 from typing import TypeVar
 from typing import overload
 
@@ -23,6 +22,7 @@ from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication.model_options import DataContract
 from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.state import Replicable
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import Shard
 from keras_conflux._replication.strategy import check_options
@@ -30,9 +30,6 @@ from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_for
 from keras_conflux._replication.strategy import strategy_over
 
-Replicable: TypeAlias = (
-    keras.layers.Layer | keras.optimizers.Optimizer | keras.metrics.Metric
-)
 _EXPECTED = "a model, layer, optimizer or metric of Keras"
 KerasObject = TypeVar("KerasObject", bound=Replicable)
 Result = TypeVar("Result")

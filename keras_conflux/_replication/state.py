@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
@@ -27,12 +28,10 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import is_replicated
 
-STATEFUL = (
-    keras.layers.Layer
-    | keras.optimizers.Optimizer
-    | keras.metrics.Metric
-    | keras.random.SeedGenerator
+Replicable: TypeAlias = (
+    keras.layers.Layer | keras.optimizers.Optimizer | keras.metrics.Metric
 )
+STATEFUL = Replicable | keras.random.SeedGenerator
 
 
 def stateful_objects(target: Any, kind: Any = STATEFUL) -> Iterator[Any]:

@@ -1,13 +1,13 @@
 """Which attentions a fused kernel computes as Keras does."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._extensions.kernels.compiled_shapes import ShapeOf
 
 HALVES = (tf.float16, tf.bfloat16)
 MAX_HEAD_SIZE = 128
@@ -29,9 +29,7 @@ class Request:
     flash_attention: bool | None = None
     attn_logits_soft_cap: Any = None
 
-    def obstacle(
-        self, shape_of: Callable[[tf.Tensor], tf.TensorShape]
-    ) -> str | None:
+    def obstacle(self, shape_of: ShapeOf) -> str | None:
         """Returns why no fused kernel can be used, if so.
 
         Args:
@@ -70,9 +68,7 @@ class Request:
             return "its mask is not a boolean tensor"
         return None
 
-    def _of_shapes(
-        self, shape_of: Callable[[tf.Tensor], tf.TensorShape]
-    ) -> str | None:
+    def _of_shapes(self, shape_of: ShapeOf) -> str | None:
         shapes = [shape_of(each) for each in (self.query, self.key, self.value)]
         if not all(each.is_fully_defined() for each in shapes):
             listed = ", ".join(map(str, shapes))
