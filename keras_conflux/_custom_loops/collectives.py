@@ -336,9 +336,6 @@ class _Call:
     def __call__(self, *given: Any) -> Tree:
         return self.verb(*self.settings, *given)
 
-    def __str__(self) -> str:
-        return self.name
-
 
 @functools.cache
 def _on_every_device(
@@ -352,22 +349,22 @@ def _on_every_device(
     def each(*given: Any) -> Tree:
         return call(*given)
 
-    each.__qualname__ = str(call)
+    each.__qualname__ = call.name
     return withdevices(each, devices=devices)
 
 
 def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
     """Makes a call in the form that the place of the caller asks for."""
     if not any(_leaves(tree) for tree in values):
-        raise ValueError(f"{call}: the tree {values[0]!r} has no leaves.")
+        raise ValueError(f"{call.name}: the tree {values[0]!r} has no leaves.")
     first, *others = values
     if not others and _are_variables(first):
         return _in_place(call, first, *weight)
     if in_replica() or whole_batch_strategy() is not None:
         if others or isinstance(first, Replicas):
             raise ValueError(
-                f"{call}: inside a replica, give this replica's tree alone; "
-                "the other replicas give theirs."
+                f"{call.name}: inside a replica, give this replica's tree "
+                "alone; the other replicas give theirs."
             )
         result = call(first, *weight)
         step = steps.current()
@@ -377,7 +374,7 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
     replicas, by_leaf = _as_replicas(call, values)
     standard = [trees.map_leaves(_standard, tree) for tree in replicas]
     if not call.sizes_differ:
-        trees.assert_alike(dict(enumerate(standard)), str(call))
+        trees.assert_alike(dict(enumerate(standard)), call.name)
     run = _on_every_device(call, replicas.devices, _ranks(standard))
     given = Replicas(standard, replicas.devices)
     given.is_uneven = replicas.is_uneven
@@ -422,13 +419,13 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
     for variable in found:
         if state.is_in_parts(variable):
             raise ValueError(
-                f"{call}: {state.name_of(variable)} is sharded, so there are "
-                "no copies to reduce. Reduce values that the replicas have "
-                "computed, or replicate without `shard`."
+                f"{call.name}: {state.name_of(variable)} is sharded, so there "
+                "are no copies to reduce. Reduce values that the replicas "
+                "have computed, or replicate without `shard`."
             )
     if not found:
         raise ValueError(
-            f"{call}: there is no floating-point variable in {target!r}. "
+            f"{call.name}: there is no floating-point variable in {target!r}. "
             "Build a model before it is reduced."
         )
     if whole_batch_strategy() is not None:
@@ -436,7 +433,7 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
     strategy = state.strategy_of(found)
     if strategy is None:
         raise StrategyError(
-            f"{call}: {state.name_of(found[0])} has a single copy. Give "
+            f"{call.name}: {state.name_of(found[0])} has a single copy. Give "
             "its model to `keras_conflux.replicate` first."
         )
 
@@ -483,7 +480,7 @@ def _as_replicas(
         on = {each.devices for each in given.split} or {devices}
         if len(on) > 1:
             raise StrategyError(
-                f"{call}: the leaves of a tree are on the same devices. "
+                f"{call.name}: the leaves of a tree are on the same devices. "
                 f"Received some on {' and on '.join(map(', '.join, on))}."
             )
         devices = on.pop()
@@ -498,7 +495,7 @@ def _as_replicas(
     ):
         return Replicas(value, _devices_of(tuple(value))), False
     raise StrategyError(
-        f"{call}: outside of replicas there is one tree per device, but a "
+        f"{call.name}: outside of replicas there is one tree per device, but a "
         f"single {type(value).__name__} came. Call it inside a `withdevices` "
         "function, or pass a `Replicas`, the result of `strategy.run`, or the "
         f"{len(devices)} trees one after another, as in "
