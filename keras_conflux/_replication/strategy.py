@@ -171,7 +171,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
             return tree
         return replica_collectives().broadcast(tree, 0)
 
-    def _conflux_around_replica(self, program: Callable) -> Callable:
+    def _conflux_around_replica(self, program: Callable[..., Any]) -> Any:
         if process_count() > 1:
             program = sums.added_up(program)
         return keras_variables.with_this_threads_state(program)
