@@ -283,10 +283,6 @@ class Communicator:
 
     def _next_channel(self, index: int) -> int:
         self._next_call(index)
-        return self.calls(index)
-
-    def calls(self, index: int) -> int:
-        """Returns how many calls of a replica have been traced so far."""
         return self._present_trace().calls[index]
 
     def assert_same_call(

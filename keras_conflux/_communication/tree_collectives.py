@@ -255,14 +255,6 @@ class ReplicaCollectives:
             if leaf is not None
         ]
 
-    def called(self) -> tuple[int, int]:
-        """See `Communicator`."""
-        return self._communicator.called(self._index)
-
-    def forget_since(self, before: tuple[int, int]) -> None:
-        """See `Communicator`."""
-        self._communicator.forget_since(self._index, before)
-
     def _assert_same_call(self, verb: str, signature: Tree) -> None:
         self._communicator.assert_same_call(
             self._index, (verb, signature), _check_call

@@ -160,7 +160,7 @@ def _without_collectives(fn: Callable[..., Any]) -> Callable[..., Any]:
 @tf.autograph.experimental.do_not_convert
 def _calls() -> int:
     strategy = tf.distribute.get_strategy()
-    return strategy.communicator.calls(replica_index())
+    return strategy.communicator.called(replica_index())[0]
 
 
 @tf.autograph.experimental.do_not_convert

@@ -18,6 +18,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Op
+from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.execution import graph_in_turns
 from keras_conflux._fit.execution.graph_in_turns import CannotRunInTurns
 from keras_conflux._fit.execution.graph_in_turns import Cut
@@ -129,12 +130,13 @@ class StepInTurns:
         else:
             arguments = _Even(self._count, leaves, compiled, turns.size)
         structures: list[Tree] = []
-        collectives = replica_collectives()
-        before = collectives.called()
+        strategy: Any = tf.distribute.get_strategy()
+        index, communicator = replica_index(), strategy.communicator
+        before = communicator.called(index)
 
         def turn(*given: Any) -> list[tf.Tensor]:
             # TensorFlow traces a function again that has made variables.
-            collectives.forget_since(before)
+            communicator.forget_since(index, before)
             own, numbers = given[: len(leaves)], given[len(leaves) :]
             turns.begin(numbers[0])
             output = self._trace(
