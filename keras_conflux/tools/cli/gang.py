@@ -46,15 +46,9 @@ class Ended(NamedTuple):
     """Its exit status, or 128 and the number of the signal that ended it."""
 
 
-class ReaderGone(NamedTuple):
-    """Nobody reads the output of the processes any more."""
-
-    name: str
-    """The name of the file, such as `"standard output"`."""
-
-
-Event = Ended | ReaderGone | signal.Signals
-"""A signal wants all processes to end, or tells them something."""
+Event = Ended | signal.Signals | str
+"""A signal wants all processes to end, or tells them something. A text names a
+file that nobody reads any more, such as `"standard output"`."""
 
 
 class Outcome(NamedTuple):
@@ -139,8 +133,8 @@ class Gang:
                 self._use_harsher_signal()
             elif isinstance(event, signal.Signals):
                 self._hear(event)
-            elif isinstance(event, ReaderGone):
-                self._end_without_reader(event.name)
+            elif isinstance(event, str):
+                self._end_without_reader(event)
             else:
                 self._take_note(event)
         self._close()

@@ -26,7 +26,6 @@ from keras_conflux.tools.cli.gang import TOLD
 from keras_conflux.tools.cli.gang import Event
 from keras_conflux.tools.cli.gang import Gang
 from keras_conflux.tools.cli.gang import Outcome
-from keras_conflux.tools.cli.gang import ReaderGone
 from keras_conflux.tools.cli.output import RUNNING
 from keras_conflux.tools.cli.output import Screen
 
@@ -126,7 +125,7 @@ def main(options: argparse.Namespace) -> int:
     except ValueError as error:
         options.error(str(error))
     with _signals_as_events() as events:
-        screen = Screen(lambda name: events.put(ReaderGone(name)))
+        screen = Screen(events.put)
         for attempt in range(options.restarts + 1):
             environments = _environments(inherited, shares, attempt)
             screen.keep_up_to(RUNNING)
