@@ -49,17 +49,12 @@ def in_replica_loop() -> bool:
     replica has its own copy of the loop, so they would wait for each other
     forever. A loop around `strategy.run` is fine.
     """
-    return is_vectorized() or any(
-        isinstance(graph, func_graphs.WhileBodyFuncGraph)
-        for graph in _graphs_inside_replica()
-    )
+    return _is_in(func_graphs.WhileBodyFuncGraph)
 
 
 def in_branch_or_loop() -> bool:
     """Whether a branch or a loop inside the running replica is being traced."""
-    return is_vectorized() or any(
-        isinstance(graph, _BRANCH_OR_LOOP) for graph in _graphs_inside_replica()
-    )
+    return _is_in(_BRANCH_OR_LOOP)
 
 
 def is_vectorized() -> bool:
@@ -73,8 +68,8 @@ def in_compiled_function() -> bool:
     return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
-def _graphs_inside_replica() -> Iterator[Any]:
-    """Yields the graphs that the replica's program has opened."""
+def _is_in(kinds: Any) -> bool:
+    """Whether the replica's program has opened a graph of some kinds."""
     # `graph` is where the replica's program is traced to; the graphs between
     # the current one and it were opened by the program.
     thread = threading.current_thread()
@@ -82,8 +77,10 @@ def _graphs_inside_replica() -> Iterator[Any]:
     replica_graph = getattr(replica, "graph", getattr(thread, "graph", None))
     graph = tf.compat.v1.get_default_graph()
     while graph is not None and graph is not replica_graph:
-        yield graph
+        if isinstance(graph, kinds):
+            return True
         graph = getattr(graph, "outer_graph", None)
+    return is_vectorized()
 
 
 def may_run_in_another_thread() -> bool:
