@@ -80,6 +80,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     """The number of parts in which replicas of models made here run."""
     communicator: Communicator
     """Internal: the channel through which replicas exchange tensors."""
+    _conflux_names: Callable[[Any], bool] | None = None
+    """Tells which weights lie in parts, if not all."""
 
     def __init__(
         self,
@@ -106,7 +108,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
 
     def _key(self) -> Hashable:
         ops = self._conflux_cross_device_ops
-        return self.devices, self.shard, self.microbatches, ops
+        names = self._conflux_names
+        return self.devices, self.shard, self.microbatches, ops, names
 
     def cuts(self, weight: Any) -> bool:
         """Internal: tells whether a weight, if it is large, lies in parts.
@@ -117,8 +120,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         Returns:
             Whether each device holds a part of it.
         """
-        del weight
-        return self.shard == "weights"
+        names = self._conflux_names
+        return self.shard == "weights" and (names is None or names(weight))
 
     @functools.cached_property
     def ranks(self) -> Any:
@@ -193,13 +196,6 @@ class LaidOutStrategy(ReplicatedStrategy):
         self._conflux_names = names
         super().__init__(devices, shard="weights")
 
-    def cuts(self, weight: Any) -> bool:
-        """Whether a weight is to lie in parts."""
-        return self._conflux_names(weight)
-
-    def _key(self) -> Hashable:
-        return self.devices, self._conflux_names
-
 
 class Distributed(NamedTuple):
     """The settings of Keras' distribution for models made under it."""
@@ -223,8 +219,8 @@ def strategy_for(
 ) -> ReplicatedStrategy:
     """Returns the strategy over these devices, always the same object."""
     chosen = find_devices(which)
-    known = _strategies.get((chosen, shard, microbatches, cross_device_ops))
-    return known or ReplicatedStrategy(
+    key = (chosen, shard, microbatches, cross_device_ops, None)
+    return _strategies.get(key) or ReplicatedStrategy(
         chosen,
         shard=shard,
         microbatches=microbatches,
@@ -277,7 +273,8 @@ def distribution_strategy() -> ReplicatedStrategy | None:
     names = distributed.names
     if names is None:
         return strategy_for(chosen)
-    return _strategies.get((chosen, names)) or LaidOutStrategy(chosen, names)
+    key = (chosen, "weights", 1, None, names)
+    return _strategies.get(key) or LaidOutStrategy(chosen, names)
 
 
 def current_strategy() -> ReplicatedStrategy:
