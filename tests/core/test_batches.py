@@ -16,7 +16,7 @@ from keras_conflux._fit.input import host_to_device
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._replication.strategy import strategy_for
 
-X = np.arange(40, dtype="float32").reshape(10, 4)
+X = np.arange(68, dtype="float32").reshape(17, 4)
 
 
 needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")

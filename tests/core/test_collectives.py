@@ -326,7 +326,7 @@ def test_extremes_by_integers_or_a_gathering(count, op, monkeypatch):
     monkeypatch.setattr(strategy.communicator, "on_gpu", True)
     monkeypatch.setattr(CpuRing, "all_reduce", on_cpu)
     monkeypatch.setattr(XlaNccl, "_lowered", lowered)
-    values = np.array([[np.nan, 1, -2], [3, -1, -np.inf], [3, 0, 7]] * 2)
+    values = np.array([[np.nan, 1, -2], [3, -1, -np.inf], [3, 0, 7]] * 3)
 
     @kc.withdevices(devices=count)
     def run():
