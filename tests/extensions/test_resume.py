@@ -39,8 +39,8 @@ from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import fit as resumed_fit
 from keras_conflux._extensions.resume import signals
 from keras_conflux._extensions.resume import sketches
-from keras_conflux._extensions.resume import storage
 from keras_conflux._extensions.resume import stored_arrays
+from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.signals import Preemption
 
@@ -887,7 +887,7 @@ def test_killed_while_one_is_written(tmp_path, monkeypatch):
     model = linear()
     with monkeypatch.context() as patched:
         patched.setattr("numpy.savez", killed)
-        patched.setattr(storage, "remove", lambda *_: None)
+        patched.setattr(writer, "remove", lambda *_: None)
         with pytest.raises(Killed):
             kc.save(model, tmp_path, step=1)
     (left,) = tmp_path.iterdir()

@@ -18,7 +18,6 @@ from keras_conflux._compat import versions
 from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import model_state
-from keras_conflux._extensions.resume import storage
 from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.checkpoint_files import Saved
@@ -86,7 +85,7 @@ def save(
         if process_index() == 0:
             _assert_newest(directory, step)
             root = checkpoint_files.directory_of(directory)
-            storage.remove_unfinished(root)
+            writer.remove_unfinished(root)
             said = writer.write(
                 root,
                 (step, 0),
