@@ -9,7 +9,6 @@ from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 from typing import Self
-from typing import TypeVar
 
 import tensorflow as tf
 
@@ -17,8 +16,6 @@ from keras_conflux._common import trees
 from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
-
-P = TypeVar("P", bound="Part")
 
 
 class Turns(Protocol):
@@ -106,7 +103,7 @@ class Step:
     """The turns of which one is traced, if the replica runs several."""
     is_updating: bool = False
     """Whether an optimizer is applying gradients, on all replicas alike."""
-    _parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
     """By class, the parts that somebody has asked for."""
 
     @property
@@ -129,12 +126,6 @@ class Step:
         """Marks a trace that a replica runs once, after all its turns."""
         return having(self, turns=None, batch_fraction=self.device_fraction)
 
-    def part(self, kind: type[P]) -> P:
-        """Returns a part of the step, which is made when it is needed."""
-        if kind not in self._parts:
-            self._parts[kind] = kind(self)
-        return self._parts[kind]
-
     def warn_once(
         self, key: str, message: str, operation: tf.Operation | None = None
     ) -> None:
@@ -153,8 +144,10 @@ class Part:
 
     @classmethod
     def of(cls, step: Step) -> Self:
-        """Returns this part of a step."""
-        return step.part(cls)
+        """Returns this part of a step, which is made when it is needed."""
+        if cls not in step.parts:
+            step.parts[cls] = cls(step)
+        return step.parts[cls]
 
 
 class _Local(threading.local):

@@ -38,7 +38,6 @@ class TracedTurns:
     """The turns of a replica, while one of them is traced. See `Turns`."""
 
     spans_processes = False
-    on_gpu = False
     joins_buckets = False
 
     def __init__(
