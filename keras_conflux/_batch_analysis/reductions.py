@@ -8,6 +8,7 @@ from keras_conflux._batch_analysis.kinds import TOTAL
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Form
 from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import count
 from keras_conflux._batch_analysis.kinds import mixed_rows
 from keras_conflux._batch_analysis.per_sample import on_last
@@ -62,15 +63,12 @@ def _over_samples(kind: Kind) -> Claim:
 
 
 def _mean(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows a mean over samples, or of sums over samples."""
     does_round = operation.inputs[0].dtype.is_integer
     if does_round or not inputs[0].regular:
         return None
-    return _over_samples(MEAN)(operation, inputs)
-
-
-def _mean_of_sums(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    does_round = operation.inputs[0].dtype.is_integer
-    return None if does_round else inputs[0]
+    is_of_sums = inputs[0].role is not Role.ROWS
+    return inputs[0] if is_of_sums else _over_samples(MEAN)(operation, inputs)
 
 
 def _entries_of_sums(
@@ -186,7 +184,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Mean": (
         _EACH,
         Rule(_mean, ROWS, Form.EQUAL),
-        Rule(_mean_of_sums, LINEAR, Form.EQUAL),
+        Rule(_mean, LINEAR, Form.EQUAL),
         _OF_PARTS,
     ),
     "Prod": (Rule(_number_of_entries, Form.SHAPE, Form.EQUAL), _EACH),
