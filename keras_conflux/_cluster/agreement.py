@@ -82,8 +82,7 @@ def all_gather_json(what: str, own: Any) -> list[Any]:
     """Returns JSON values of all processes, in their order."""
     if process_count() == 1:
         return [own]
-    texts = _gather_values(what, _as_json(own))
-    return [json.loads(text) for text in texts]
+    return _gather_values(what, _as_json(own))
 
 
 class Comparable:
@@ -98,27 +97,24 @@ class Comparable:
 
 def gather_if_different(what: str, own: Comparable) -> list[Any] | None:
     """Returns the values of all, or `None` if their digests are equal."""
-    if process_count() == 1:
-        return None
-    digests = _gather_values(what, own.digest)
+    digests = all_gather_json(what, own.digest)
     if all(each == digests[0] for each in digests):
         return None
-    texts = _gather_values(f"what differs at {what}", own.text)
-    return [json.loads(text) for text in texts]
+    return _gather_values(f"what differs at {what}", own.text)
 
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _gather_values(what: str, value: str) -> list[bytes]:
-    """Returns the values of all processes, which are at the same place."""
+def _gather_values(what: str, text: str) -> list[Any]:
+    """Returns the values in the JSON of all processes at the same place."""
     with errors_reported_to_all(what):
-        texts = _gather_texts(f"{what}\n{value}".encode())
+        texts = _gather_texts(f"{what}\n{text}".encode())
         parts = [each.partition(b"\n") for each in texts]
         if any(part[:2] != parts[0][:2] for part in parts):
             raise ReplicaMismatchError(_mismatch(texts))
-        return [part[2] for part in parts]
+        return [json.loads(part[2]) for part in parts]
 
 
 def broadcast_bytes(root: int, own: bytes, length: int) -> bytes:
