@@ -39,13 +39,11 @@ def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
     return reduced
 
 
-def barrier(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor whose origin XLA does not know."""
-    return barriers([tensor])[0]
-
-
 def barriers(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns tensors of which XLA computes all when one entry is needed."""
+    """Returns tensors of which XLA computes all when one entry is needed.
+
+    It does not know their origin.
+    """
     passed: Any = gen_xla_ops.xla_optimization_barrier(list(tensors))
     return list(passed)
 

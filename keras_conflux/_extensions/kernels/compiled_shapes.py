@@ -55,13 +55,14 @@ class CompiledShapes(Part):
         """Returns the tensors on which the shape of one depends."""
         if tensor.ref() in self._copies or _has_one_shape(tensor):
             return []
-        outside = _captured(tensor)
+        outside = bodies.captures(tensor.graph).get(id(tensor))
         if outside is not None:
             return [] if bodies.is_eager(outside) else [outside]
         return [] if _is_opaque(tensor.op) else list(tensor.op.inputs)
 
     def _copy(self, tensor: tf.Tensor) -> None:
-        operation, outside = tensor.op, _captured(tensor)
+        operation = tensor.op
+        outside = bodies.captures(tensor.graph).get(id(tensor))
         value = tf.get_static_value(tensor) if _is_small(tensor) else None
         key = tensor.ref()
         with self._graph.as_default():
@@ -90,13 +91,6 @@ class CompiledShapes(Part):
         if tensor.dtype == tf.resource:
             resources.copy_handle_data(tensor, made)
         return made
-
-
-def _captured(tensor: tf.Tensor) -> Any:
-    """Returns the tensor outside of a graph that a captured one stands for."""
-    if tensor.op.type != "Placeholder":
-        return None
-    return bodies.captures(tensor.graph).get(id(tensor))
 
 
 def _is_small(tensor: tf.Tensor) -> bool:

@@ -59,7 +59,8 @@ def _cross_entropy(
     losses = tf.math.log(total[:, 0]) - tf.gather(shifted, labels, batch_dims=1)
     if shape_of(logits).is_fully_defined():
         # To XLA, the exponentials of the gradient are others.
-        largest = tf.stop_gradient(tensorflow_xla.barrier(largest))
+        (largest,) = tensorflow_xla.barriers([largest])
+        largest = tf.stop_gradient(largest)
     classes = tf.range(tf.shape(logits, labels.dtype)[1])
     is_label = tf.cast(tf.equal(labels[:, None], classes), logits.dtype)
     gradients = tf.exp(logits - largest) / total - is_label
