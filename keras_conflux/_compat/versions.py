@@ -8,7 +8,7 @@ from keras_conflux._compat.private_names import ListedName
 from keras_conflux._compat.private_names import problems
 from keras_conflux._compat.private_names import version_numbers
 
-TESTED_KERAS = (3, 11), (3, 15)
+TESTED_KERAS = (3, 10), (3, 15)
 TESTED_TENSORFLOW = (2, 18), (2, 21)
 """The oldest and the newest version that the tests pass with."""
 

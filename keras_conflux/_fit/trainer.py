@@ -25,7 +25,7 @@ from keras_conflux._fit import first_process
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import calls
 from keras_conflux._fit.input.calls import KerasCall
-from keras_conflux._fit.input.calls import current_observer
+from keras_conflux._fit.input.calls import observers
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import use_plan
 from keras_conflux._fit.input.measurements import Measurements
@@ -70,46 +70,40 @@ def resolve_auto_jit_compile(original: Callable, model: Any) -> bool:
 def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs many steps per execution, if no callback minds."""
     call = KerasCall(original, model, args, kwargs)
-    return current_observer().fit(call, lambda: _fit(call))
+    return observers[-1].fit(call, lambda: _fit(call))
 
 
 def _fit(call: KerasCall) -> Any:
-    model = call.model
-    strategy = _strategy(model)
     call.callbacks = calls.with_log_sources_first(call.callbacks)
-    if strategy is None:
-        return _run_without_replicas(call)
-    plan, history = _run_on_replicas(call, strategy)
+    plan, history = _run(call)
+    if plan is None:
+        return history
     for tell in _told_at_the_end:
-        tell(model.name, plan.measurements)
+        tell(call.model.name, plan.measurements)
     # XLA sums in other orders on each GPU. Where an optimizer sums, as for
     # `global_clipnorm`, copies come apart by roundings.
-    others = plan.compiled and strategy.communicator.size > 1
+    others = plan.compiled and plan.strategy.communicator.size > 1
     # Processes run eager steps apart, and Python may draw other numbers.
-    if others or (plan.eager and strategy.communicator.spans_processes):
-        synchronization.synchronize(model)
+    if others or (plan.eager and plan.strategy.communicator.spans_processes):
+        synchronization.synchronize(call.model)
     return history
 
 
 def run(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs `evaluate` or `predict`, in its executions."""
-    call = KerasCall(original, model, args, kwargs)
+    return _run(KerasCall(original, model, args, kwargs))[1]
+
+
+def _run(call: KerasCall) -> tuple[ExecutionPlan | None, Any]:
+    """Runs a call, which all processes begin and end with each other.
+
+    There is no plan for a model without replicas.
+    """
+    model, callbacks, fits = call.model, call.callbacks, call.name == "fit"
     strategy = _strategy(model)
     if strategy is None:
-        return _run_without_replicas(call)
-    return _run_on_replicas(call, strategy)[1]
-
-
-def _run_without_replicas(call: KerasCall) -> Any:
-    with running(call.model, call.name):
-        return call.run()
-
-
-def _run_on_replicas(
-    call: KerasCall, strategy: ReplicatedStrategy
-) -> tuple[ExecutionPlan, Any]:
-    """Runs a call, which all processes begin and end with each other."""
-    model, callbacks, fits = call.model, call.callbacks, call.name == "fit"
+        with running(model, call.name):
+            return None, call.run()
     added = calls.log_sources_in_words(callbacks) if fits else ""
     what = f"{call.name}{added} of {model.name}"
     with errors_reported_to_all(what), running(model, call.name):

@@ -75,8 +75,8 @@ def test_all_that_is_wrong_is_said_at_once(monkeypatch):
     assert f"`{clip.path}` is missing" in said
     assert f"`{inputs.path}` is missing" in said  # an extension's
     assert f"`{logs.path}` takes (self, why), not (self, logs)" in said
-    assert "Keras 3.11 to 3.15 and TensorFlow 2.18 to 2.21" in said
-    assert "pip install 'keras>=3.11,<3.16' 'tensorflow>=2.18,<2.22'" in said
+    assert "Keras 3.10 to 3.15 and TensorFlow 2.18 to 2.21" in said
+    assert "pip install 'keras>=3.10,<3.16' 'tensorflow>=2.18,<2.22'" in said
 
 
 def test_an_attribute_that_is_renamed_is_noticed():

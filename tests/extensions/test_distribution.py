@@ -1,5 +1,6 @@
 """`keras.distribution` does on TensorFlow what it says."""
 
+import inspect
 import logging
 import threading
 
@@ -25,6 +26,11 @@ KIND = DEVICES[0].kind.lower()
 NAMES = [f"{KIND}:{device.ordinal}" for device in DEVICES]
 FIT = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
 
+# Keras 3.16 ends a distribution as its users do, so that nobody can tell.
+says_so = pytest.mark.skipif(
+    "set_distribution" in inspect.getsource(keras.utils.clear_session),
+    reason="this version of Keras ends it by set_distribution",
+)
 needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
@@ -72,9 +78,17 @@ def classifier(dropout: float = 0.0) -> keras.Model:
 def test_devices_are_listed():
     assert keras.distribution.list_devices() == NAMES
     assert keras.distribution.list_devices(KIND.upper()) == NAMES
-    assert keras.distribution.get_device_count() == len(NAMES)
     cpus = keras.distribution.list_devices("cpu")
     assert cpus[0] == "cpu:0"
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.distribution, "get_device_count"),
+    reason="Keras 3.10 counts no devices",
+)
+def test_devices_are_counted():
+    assert keras.distribution.get_device_count() == len(NAMES)
+    cpus = keras.distribution.list_devices("cpu")
     assert keras.distribution.get_device_count("cpu") == len(cpus)
     assert keras.distribution.get_device_count("tpu") == 0
 
@@ -273,6 +287,7 @@ def test_another_thread_has_a_distribution_of_its_own():
     assert found == [()]
 
 
+@says_so
 def test_clearing_the_session_forgets_the_distribution():
     x, y = regression()
     keras.distribution.set_distribution(data_parallel())
@@ -602,6 +617,7 @@ def test_spellings_of_devices():
             assert dense().distribute_strategy.devices == ("CPU:0",)
 
 
+@says_so
 def test_a_cleared_session_ends_a_distribution_and_says_so():
     keras.distribution.set_distribution(data_parallel())
     assert devices_of(dense()) == DEVICES[:MANY]

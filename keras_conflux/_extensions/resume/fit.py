@@ -25,7 +25,7 @@ from keras_conflux._extensions.resume.writer import CheckpointWriter
 from keras_conflux._fit.input.calls import EpochObserver
 from keras_conflux._fit.input.calls import FitObserver
 from keras_conflux._fit.input.calls import KerasCall
-from keras_conflux._fit.input.calls import observe
+from keras_conflux._fit.input.calls import observers
 from keras_conflux._replication import model_options
 
 _log = logging.getLogger("keras_conflux")
@@ -33,7 +33,7 @@ _log = logging.getLogger("keras_conflux")
 
 def install() -> None:
     """Puts it in place. Called once, at import."""
-    observe(_FitOrResume())
+    observers.append(_FitOrResume())
     patching.when_used(_note_specs)
 
 

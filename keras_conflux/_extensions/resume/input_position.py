@@ -151,12 +151,14 @@ class InputPosition(EpochObserver):
         """Yields the part of an epoch's steps, as Keras has them, from here."""
         here, skipped = self._here, self.skipped
         here.drawn_before = here.drawn
-        for first, last, source in enumerated:
+        for step in enumerated:
+            first, *_, source = step
             self._draw_again(source)
             if first >= skipped:
-                here.drawn = here.drawn_before + last + 1
+                executed = self.iterator.steps_per_execution
+                here.drawn = here.drawn_before + first + executed
                 here.begun = True
-                yield first, last, source
+                yield step
 
     def _make_all_iterators(self, start: Place) -> bool:
         return self._make_iterators(start.made, start.validation["made"])

@@ -1,7 +1,7 @@
 """Calls of Keras' `fit`, `evaluate` and `predict`: callbacks and observers.
 
 By default nobody observes calls of `fit`, and the batches that epochs draw.
-`observe` puts somebody else in place, once.
+`observers` gets somebody else, once.
 """
 
 import dataclasses
@@ -167,11 +167,5 @@ class FitObserver:
         return EpochObserver()
 
 
-_observers = [FitObserver()]
-observe = _observers.append
-"""Makes somebody follow all calls of `fit` from now on."""
-
-
-def current_observer() -> FitObserver:
-    """Returns who follows them."""
-    return _observers[-1]
+observers = [FitObserver()]
+"""The last one follows all calls of `fit`."""

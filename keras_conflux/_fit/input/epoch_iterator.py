@@ -2,6 +2,7 @@
 
 Keras' loops ask an epoch iterator for `(first step, last step, iterator)` and
 hand the iterator to the train function. Here the iterator is a `StepGroup`.
+Keras 3.10 asks for no last step, and gets none.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from typing import Any
 from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import keras_iterators
 from keras_conflux._fit.input.calls import EpochObserver
-from keras_conflux._fit.input.calls import current_observer
+from keras_conflux._fit.input.calls import observers
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.local_batches import agree_on_specs
@@ -59,13 +60,13 @@ def make(
         groups = StepGroups(plan, iterator.steps_per_execution, not waits)
         if plan.is_local:
             groups.spec = agree_on_specs(iterator, plan.name)
-    observer = current_observer().made(iterator)
+    observer = observers[-1].made(iterator)
     iterator.conflux = _Attachment(observer, groups)
 
 
 def enumerate_step_groups(
     original: Callable, iterator: Any
-) -> Iterator[tuple[int, int, Any]]:
+) -> Iterator[tuple[Any, ...]]:
     """Yields `(first step, last step, step group)` for an epoch."""
     attachment = _attachment_of(iterator)
     number = iterator.num_batches
@@ -82,8 +83,8 @@ def enumerate_step_groups(
 
 
 def _followed(
-    drawing: Generator[tuple[int, int, Any]], plan: ExecutionPlan
-) -> Iterator[tuple[int, int, Any]]:
+    drawing: Generator[tuple[Any, ...]], plan: ExecutionPlan
+) -> Iterator[tuple[Any, ...]]:
     end = None
     try:
         with contextlib.closing(drawing):

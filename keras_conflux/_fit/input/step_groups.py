@@ -148,7 +148,7 @@ class StepGroups:
 
     def of_epoch(
         self, observed: Epoch, number: int | None
-    ) -> Generator[tuple[int, int, StepGroup], None, None]:
+    ) -> Generator[tuple[Any, ...], None, None]:
         """Yields `(first step, last step, step group)` for an epoch.
 
         Keras' own enumeration keeps count of the steps, so it is advanced only
@@ -158,17 +158,17 @@ class StepGroups:
         epoch = self._epoch = self._begun(observed, number)
         del observed  # the epoch alone is to hold the source
         try:
-            for first, last, source in epoch.steps:
+            for first, *last, source in epoch.steps:
                 epoch.source = source
                 del source
                 asked = time.monotonic()
                 drawn = self._next_execution(epoch)
                 self._draw_ahead(epoch, drawn)
-                last = self._last_step(epoch, last, drawn)
+                end = self._last_step(epoch, first, drawn)
                 began = time.monotonic()
                 yield (
                     first,
-                    last,
+                    *(end for _ in last),
                     StepGroup(
                         drawn.batches,
                         self._steps.limit,
@@ -219,11 +219,14 @@ class StepGroups:
         self._steps.agree()
         return dataclasses.replace(drawn, batches=batches, count=count)
 
-    def _last_step(self, epoch: _RunningEpoch, last: int, drawn: _Drawn) -> int:
+    def _last_step(
+        self, epoch: _RunningEpoch, first: int, drawn: _Drawn
+    ) -> int:
         """Advances Keras' enumeration to the last step of an execution."""
         if self._steps.requested == 1:
             for _ in range(drawn.count - 1):
-                last = next(epoch.steps)[1]
+                next(epoch.steps)
+        last = first + max(self._steps.requested, drawn.count) - 1
         if epoch.note_batch is not None:
             epoch.note_batch(last, drawn.last)
         return last
