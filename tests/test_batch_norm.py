@@ -124,19 +124,55 @@ def test_wants_a_layer():
         kc.synchronize_batch_norm([nested()])
 
 
-@pytest.mark.skipif(MANY < 2, reason="needs two devices")
-def test_replicate_says_once_what_is_not_synchronized(caplog):
-    model = nested()
-    with caplog.at_level(logging.INFO, "keras_conflux"):
-        kc.replicate(model, MANY)
-        fit(kc.replicate(model, MANY))
-        messages = [record.getMessage() for record in caplog.records]
-        (said,) = [each for each in messages if "is normalized" in each]
-        assert model.layers[1].name in said
-        assert "`keras_conflux.synchronize_batch_norm(model)`" in said
-        caplog.clear()
-        kc.replicate(kc.synchronize_batch_norm(nested()), MANY)
-        kc.replicate(nested(), 1)
-        assert not [
-            x for x in caplog.records if "is normalized" in x.getMessage()
-        ]
+def said_of(caplog) -> list[str]:
+    messages = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return [each for each in messages if "is normalized" in each]
+
+
+def in_scope():
+    with kc.replicate(devices=MANY).scope():
+        return nested()
+
+
+needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
+
+
+@needs_two
+@pytest.mark.parametrize("build", [in_scope, lambda: kc.replicate(nested())])
+def test_training_says_once_what_is_not_synchronized(build, caplog):
+    caplog.set_level(logging.INFO, "keras_conflux")
+    model = build()
+    model.evaluate(X, Y, verbose=0)
+    assert said_of(caplog) == []
+    fit(model)
+    (said,) = said_of(caplog)
+    assert model.layers[1].name in said
+    assert "`keras_conflux.synchronize_batch_norm(model)`" in said
+    fit(kc.replicate(model))
+    assert said_of(caplog) == []
+
+
+@needs_two
+def test_nothing_is_said_where_one_device_computes_the_same(caplog):
+    caplog.set_level(logging.INFO, "keras_conflux")
+    fit(kc.replicate(kc.synchronize_batch_norm(nested()), MANY))
+    fit(kc.synchronize_batch_norm(kc.replicate(nested(), MANY)))
+    fit(kc.replicate(nested(), 1))
+    frozen = nested()
+    for layer in frozen.layers[:2]:
+        layer.trainable = False
+    frozen.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+    fit(kc.replicate(frozen, MANY))
+    assert said_of(caplog) == []
+
+
+@needs_two
+def test_a_loop_says_once_what_is_not_synchronized(caplog):
+    caplog.set_level(logging.INFO, "keras_conflux")
+    model = in_scope()
+    step = kc.withdevices(lambda x: model(x, training=True), devices=MANY)
+    for rows in (6, 7):
+        step(kc.split(X[:rows], MANY))
+    (said,) = said_of(caplog)
+    assert "each of" in said

@@ -1,7 +1,6 @@
 """Normalization by the samples of all replicas, or of each alone."""
 
 import logging
-import weakref
 from collections.abc import Iterable
 from typing import Any
 from typing import TypeVar
@@ -14,8 +13,6 @@ from keras_conflux._replication import traced_functions
 Layer = TypeVar("Layer", bound=keras.layers.Layer)
 
 _log = logging.getLogger("keras_conflux")
-_logged: Any = weakref.WeakSet()
-"""The layers about which a line has been logged."""
 
 
 def synchronize_batch_norm(target: Layer) -> Layer:
@@ -61,13 +58,10 @@ def synchronize_batch_norm(target: Layer) -> Layer:
 
 
 def log_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
-    """Logs, once a layer, that parts of a batch are normalized apart."""
-    layers = unsynchronized(owners) if count > 1 else []
-    new = [layer for layer in layers if layer not in _logged]
-    if not new:
+    """Logs that layers, unless frozen, normalize parts of a batch apart."""
+    names = [layer.name for layer in unsynchronized(owners) if layer.trainable]
+    if count == 1 or not names:
         return
-    _logged.update(new)
-    names = [layer.name for layer in new]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     _log.warning(
         "%s%s: each of %d parts of a batch is normalized by its own samples, "

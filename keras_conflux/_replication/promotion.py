@@ -16,8 +16,6 @@ import tensorflow as tf
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
-from keras_conflux._replication import batch_norm
-from keras_conflux._replication import model_options
 from keras_conflux._replication import parts
 from keras_conflux._replication import running
 from keras_conflux._replication import state
@@ -53,14 +51,6 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
     running.assert_not_read([variable for variable, _ in waiting], change)
     _promote_all(waiting, owners, strategy)
     _attach(owners, strategy)
-    count = strategy.communicator.size * _turns(owners, strategy)
-    batch_norm.log_if_unsynchronized(owners, count)
-
-
-def _turns(owners: list[Any], strategy: ReplicatedStrategy) -> int:
-    models = [each for each in owners if isinstance(each, keras.Model)]
-    found = [model_options.microbatches_of(each) for each in models]
-    return max([strategy.microbatches, *found])
 
 
 def is_waiting(optimizer: Any) -> bool:
