@@ -300,6 +300,14 @@ def test_steps_that_are_not_known():
         kc.memory(model, (x, 3))
 
 
+def test_a_loss_without_targets_is_refused():
+    model = keras.Sequential([layers.Input((4,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for batch in (np.ones([8, 4]), (np.ones([8, 4]), None)):
+        with pytest.raises(ValueError, match=r"as in `\(x, y\)`"):
+            kc.memory(model, batch)
+
+
 class Huge(layers.Layer):
     """Gets no memory in a step that is told so."""
 

@@ -233,9 +233,7 @@ def _step(
             "first, or leave the batch out."
         )
     for path, leaf in trees.with_paths(batch):
-        if leaf is not None and not (
-            hasattr(leaf, "dtype") and len(getattr(leaf, "shape", ())) > 0
-        ):
+        if leaf is not None and len(getattr(leaf, "shape", ())) == 0:
             raise TypeError(
                 "`batch` is a batch as a dataset yields it, of arrays, "
                 f"tensors or `tf.TensorSpec`s. Received at {path}: a "
@@ -243,6 +241,11 @@ def _step(
             )
     if keras_models.has_own_step(model):
         return None
+    if model.loss and keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
+        raise ValueError(
+            f"{model.name}: its loss needs targets, as in `(x, y)`. Received: "
+            "none."
+        )
     return step_of.bytes_of_step(model, batch, devices, device)
 
 
@@ -255,10 +258,9 @@ def _peak(strategy: ReplicatedStrategy) -> int | None:
 
 
 def _assert_built(model: keras.Model) -> None:
-    layers = keras_models.all_layers(model)
     unbuilt = [
         layer
-        for layer in layers
+        for layer in keras_models.all_layers(model)
         if not layer.built and not isinstance(layer, keras.Model)
     ]
     if unbuilt or not (model.built or model.variables):
@@ -283,6 +285,4 @@ def _unit_of(value: int) -> str:
 
 def _in_unit(value: int | None, unit: str) -> str:
     """Returns a number of bytes without its unit, `"?"` for `None`."""
-    if value is None:
-        return "?"
-    return f"{value / dict(_UNITS)[unit]:.3g}"
+    return "?" if value is None else f"{value / dict(_UNITS)[unit]:.3g}"
