@@ -1227,6 +1227,52 @@ def test_a_layer_with_a_gradient_of_its_own(function):
     assert_same_training(first, many, first_history, many_history)
 
 
+class Between(OwnStep):
+    """Changes what flows back from one layer to another, in its step."""
+
+    def __init__(self, function):
+        super().__init__(
+            lambda model, x, y, p: tf.reduce_mean(
+                (y - model.last(function(p))) ** 2
+            )
+        )
+        self.last = layers.Dense(3)
+
+    def build(self, shape):
+        super().build(shape)
+        self.last.build((None, 3))
+
+
+class Recomputed(OwnStep):
+    """Has a layer that runs another one again when it differentiates."""
+
+    def __init__(self):
+        super().__init__(LOSSES["mean"])
+        self.back = Slopes(tf.recompute_grad(self.dense))
+
+    def call(self, x):
+        return self.back(x)
+
+
+def test_a_step_whose_own_gradient_mixes_samples_warns():
+    with pytest.warns(kc.ConfluxWarning, match="gradient that the step"):
+        train(lambda: Between(_normalized_by_a_part), MANY)
+
+
+@pytest.mark.sampled(1)
+def test_a_step_whose_own_gradient_keeps_samples_apart():
+    assert_equal(lambda: Between(tf.nn.silu))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Recomputed, lambda: Between(tf.recompute_grad(tf.tanh))],
+    ids=["in a layer", "in a step"],
+)
+def test_a_layer_that_is_recomputed(make):
+    assert_equal(make)
+
+
 class MakesLayers(keras.Model):
     """Makes a layer that mixes samples in each trace of its step."""
 

@@ -28,7 +28,7 @@ class OwnGradients:
 
     def __init__(self, kinds: KindInference) -> None:
         self._kinds = kinds
-        self._outputs: dict[int, tf.Tensor] = {}
+        self.outputs: dict[int, tf.Tensor] = {}  # or what layers are given
         self._known: set[int] = set()
 
     def between(
@@ -42,7 +42,7 @@ class OwnGradients:
         """
         ends = {id(tensor) for tensor in given}
         for output in outputs:
-            self._outputs[id(output)] = output
+            self.outputs[id(output)] = output
             for operation in _operations(output, ends, self._kinds):
                 for defining in self._new_in(operation):
                     self._known.add(id(defining))
@@ -71,7 +71,7 @@ class OwnGradients:
         They lead from the outputs of layers to a loss, or are it.
         """
         found: set[int] = set()
-        leading = list(_operations(loss, self._outputs, self._kinds))
+        leading = list(_operations(loss, self.outputs, self._kinds))
         if not any(map(rewriting.has_own_gradient, leading)):
             return found
         for operation in walks.in_order(loss.graph, leading):
@@ -84,7 +84,7 @@ class OwnGradients:
     def _may_mix(self, operation: tf.Operation) -> bool:
         """Whether a gradient mixes samples, or cannot be followed."""
         try:
-            return self.mixes(operation, self._outputs.values())
+            return self.mixes(operation, self.outputs.values())
         except NotDerivable:
             return True
 

@@ -53,6 +53,9 @@ def kinds_of_outputs(
         return [EQUAL] * count
     if kind in CODE:
         return [OPAQUE] * count
+    one, other = operation.inputs if kind == "Equal" else (operation, None)
+    if one is other and one.dtype == tf.bool and one.shape.rank == 0:
+        return [EQUAL]  # which orders `tf.recompute_grad`
     nested = inside or kinds_of_outputs
     if kind in bodies.CALLS:
         return control_flow.of_call(operation, inputs, nested)
@@ -68,10 +71,9 @@ def kinds_of_outputs(
 
 def _keeps_equal(operation: tf.Operation) -> bool:
     """Whether equal inputs surely give equal outputs."""
-    effect = effect_of(operation)
-    if operation.type in bodies.BRANCHES | bodies.LOOPS:
-        return not effect & (Effect.DRAWS | Effect.OTHER)
-    return not effect & ~HARMLESS
+    is_nested = operation.type in bodies.BRANCHES | bodies.LOOPS
+    refused = Effect.DRAWS | Effect.OTHER if is_nested else ~HARMLESS
+    return not effect_of(operation) & refused
 
 
 RULES: dict[str, tuple[Rule, ...]] = {

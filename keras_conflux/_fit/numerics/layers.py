@@ -22,6 +22,7 @@ from keras_conflux._common.contexts import having
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.numerics import warnings
 from keras_conflux._fit.numerics.global_values import own_rows
+from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import batch_norm
 from keras_conflux._replication import state
@@ -52,6 +53,9 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     is_outermost = not layers.is_in_one
     with having(layers, is_in_one=True):
         if is_outermost and not step.kinds.is_blind:
+            if not Gradients.of(step).are_computed:
+                known = [*layers.own_gradients.outputs.values()]
+                layers.try_gradients(_tensors_in((args, kwargs)), known, None)
             args, kwargs = _exchanged((args, kwargs), step)
         outputs = original(layer, *args, **kwargs)
     kind = _kind_of_rows((args, kwargs), layer, step)
@@ -62,11 +66,10 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
         return outputs
 
     def of_one_device(output: Any) -> Any:
-        if not isinstance(output, tf.Tensor):
-            return output
-        if not _may_be_rows(output, step.kinds.of(output)):
-            return output
-        return _marked(output, kind, layer, inputs, step)
+        is_tensor = isinstance(output, tf.Tensor)
+        if is_tensor and _may_be_rows(output, step.kinds.of(output)):
+            return _marked(output, kind, layer, inputs, step)
+        return output
 
     return keras.tree.map_structure(of_one_device, outputs)
 
@@ -85,15 +88,17 @@ class Layers(Part):
     def try_gradients(
         self, outputs: list[tf.Tensor], inputs: list[tf.Tensor], layer: Any
     ) -> None:
-        """Warns of a layer of the user's whose own gradients mix samples.
+        """Warns of own gradients of a user's layer or step that mix samples.
 
-        A layer that calls others is asked for the operations between them only.
+        One that calls layers is asked for the operations between them only.
         """
         for operation in self.own_gradients.between(outputs, inputs):
-            if not _is_of_users(layer):
+            if layer is not None and not _is_of_users(layer):
                 continue
             try:
-                if self.own_gradients.mixes(operation, inputs):
+                with having(Gradients.of(self.step), are_computed=True):
+                    is_mixed = self.own_gradients.mixes(operation, inputs)
+                if is_mixed:
                     _warn_of_gradient(layer, operation, self.step, _MIXES)
             except NotDerivable:
                 _warn_of_gradient(layer, operation, self.step, _IS_UNKNOWN)
@@ -116,9 +121,8 @@ def _exchanged(inputs: Any, step: Step) -> Any:
         if not isinstance(value, tf.Tensor) or not value.shape.rank:
             return value
         kind = step.kinds.of(value)
-        if value.shape[0] is not None or kind.role is Role.OPAQUE:
-            return value
-        if kind.role is not Role.DERIVED and not kind.depends_on_other_samples:
+        differs = kind.role is Role.DERIVED or kind.depends_on_other_samples
+        if value.shape[0] is not None or not differs:
             return value
         if not _is_mixed(kind):
             found = None
@@ -141,12 +145,11 @@ def _own(value: tf.Tensor, step: Step) -> tf.Tensor:
         return value  # there may be more or fewer rows than samples
     if tf.compat.v1.get_default_graph() is not step.graph:
         return value  # replicas may not all come here
-    try:
+    with contextlib.suppress(NotDerivable):
         own = own_rows(value, step)
-    except NotDerivable:
-        return value
-    Layers.of(step).own_gradients.trust(own.op)
-    return own
+        Layers.of(step).own_gradients.trust(own.op)
+        return own
+    return value
 
 
 def _marked(
@@ -221,10 +224,11 @@ def _warn_of_gradient(
     layer: Any, operation: tf.Operation, step: Step, how: str
 ) -> None:
     place = Layers.of(step).place(layer)
+    who = "step" if layer is None else f"layer {layer.name!r}"
     step.warn_once(
         f"gradient of layer {place}: {type(layer).__name__}",
-        f"the gradient that the layer {layer.name!r} defines, as by "
-        f"`tf.custom_gradient`, {how}",
+        f"the gradient that the {who} defines, as by `tf.custom_gradient`, "
+        + how,
         operation,
     )
 
@@ -244,8 +248,7 @@ _IS_UNKNOWN = (
 
 
 def _tensors_in(values: Any) -> list[tf.Tensor]:
-    leaves = keras.tree.flatten(values)
-    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    return [x for x in keras.tree.flatten(values) if isinstance(x, tf.Tensor)]
 
 
 def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
@@ -335,13 +338,10 @@ def masked_moments(
     if mask is None or not layer.synchronized or not in_replica():
         return original(layer, inputs, mask)
     axes = keras_models.reduction_axes(layer)
-    kept = tf.cast(tf.expand_dims(mask, -1), tf.bool) & tf.ones_like(
-        inputs, tf.bool
-    )
-    total, count = _sums_of_all(
-        (tf.where(kept, inputs, 0), tf.cast(kept, inputs.dtype)),
-        axes,
-    )
+    kept = tf.cast(tf.expand_dims(mask, -1), tf.bool)
+    kept &= tf.ones_like(inputs, tf.bool)
+    parts = tf.where(kept, inputs, 0), tf.cast(kept, inputs.dtype)
+    total, count = _sums_of_all(parts, axes)
     count += tf.cast(keras.config.epsilon(), count.dtype)
     mean = total / count
     deviations = tf.where(kept, tf.square(inputs - mean), 0)
@@ -382,8 +382,7 @@ def call_batch_norm(
     _log_if_unsynchronized(layer, *args[1:2], **kwargs)
     step = steps.current_fit_step()
     if step is not None:
-        statistics = layer.non_trainable_variables
-        Writes.of(step).keep_own_statistics(statistics)
+        Writes.of(step).keep_own_statistics(layer.non_trainable_variables)
     outputs = original(layer, *args, **kwargs)
     if step is not None:
         kind = step.kinds.of(args[0] if args else kwargs["inputs"])
