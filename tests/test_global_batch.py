@@ -1467,3 +1467,22 @@ def test_samples_that_are_filled_up_in_a_branch_warn():
     messages = "".join(str(each.message) for each in warned)
     assert "to_tensor()` in a branch or a loop" in messages
     assert "sequence_mask` in a branch or a loop" in messages
+
+
+def test_connectionist_temporal_classification_of_sequences():
+    """Its loops fill tensors that TensorFlow makes without a value."""
+    x = np.random.default_rng(0).normal(size=(16, 8, 3))
+    y = np.random.default_rng(1).integers(1, 5, size=(16, 3))
+    fit = {"batch_size": 6, "epochs": 2, "shuffle": False, "verbose": 0}
+
+    def trained(count):
+        keras.utils.set_random_seed(1)
+        words = keras.layers.GRU(4, return_sequences=True)
+        model = keras.Sequential([words, keras.layers.Dense(5)])
+        model.compile("sgd", keras.losses.CTC(), jit_compile=False)
+        if count:
+            kc.replicate(model, count)
+        return model, model.fit(x, y, **fit)
+
+    (one, alone), (many, together) = trained(None), trained(MANY)
+    assert_same_training(one, many, alone, together)

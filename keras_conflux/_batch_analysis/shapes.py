@@ -107,6 +107,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_filled, Form.SHAPE, SAME),
         Rule(shape_alone(_filled), Form.SHAPE, STATISTIC),
     ),
+    "Empty": (Rule(_filled, Form.SHAPE),),
     "BroadcastTo": (
         Rule(_broadcast_rows, ROWS, Form.SHAPE),
         Rule(_broadcast, SAME, Form.SHAPE),

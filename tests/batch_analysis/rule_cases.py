@@ -475,6 +475,8 @@ of("Shape Size", [*alone("real"), case(_PLACES)])
 of("ShapeN", [case(L(V("real", s, FEW), V("real", s))) for s in SOME_SHAPES])
 _NUMBER = V("real", (), STATISTICS)
 of("Fill", [case(S(*shape), _NUMBER) for shape in ALL_SHAPES])
+_ZEROS = {"dtype": tf.float32, "init": True}
+of("Empty", [case(S(*shape), **_ZEROS) for shape in ALL_SHAPES])
 of(
     "BroadcastTo",
     [

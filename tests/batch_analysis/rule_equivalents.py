@@ -17,6 +17,7 @@ _QUOTIENT = "rule 1, output 0: ROWS ONE mixed, not mixed"
 CLAIMS = {
     "OnesLike": dict.fromkeys(_MIXED_ONES, _ONE_NUMBER),
     "ZerosLike": dict.fromkeys((*_MIXED_ONES, *_ZEROS), _ONE_NUMBER),
+    "Empty": dict.fromkeys(_ZEROS[1:], _ONE_NUMBER),
     **{name: {_QUOTIENT: _SAME_SIGN} for name in ("Sign", "Angle")},
     **{
         name: {_QUOTIENT: _SAME_HOLES}
