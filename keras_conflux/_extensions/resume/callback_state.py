@@ -18,6 +18,7 @@ from keras_conflux._extensions.resume import held_attributes
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.held_attributes import CONTAINERS
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
+from keras_conflux._replication import state
 
 _SET_ANEW = {"params", "min_delta"}
 """Attributes that Keras sets in each training, `min_delta` by its old value."""
@@ -91,9 +92,9 @@ def _held_by(callback: Any) -> dict[str, Any]:
     of_model = _variables_of(callback)
     found = {}
     for name, value in vars(callback).items():
-        state = held_attributes.state_of(value)
-        if state is not None and id(value) not in of_model:
-            found[name] = plain_values.State(state)
+        own = held_attributes.state_of(value)
+        if own is not None and id(value) not in of_model:
+            found[name] = plain_values.State(own)
         elif name not in _SET_ANEW and plain_values.is_plain(value):
             found[name] = value
     return found
@@ -102,12 +103,7 @@ def _held_by(callback: Any) -> dict[str, Any]:
 def _variables_of(callback: Any) -> set[int]:
     """Returns the identities of variables that are saved with the model."""
     model = getattr(callback, "model", None)
-    optimizer = getattr(model, "optimizer", None)
-    return {
-        id(variable)
-        for owner in (model, optimizer)
-        for variable in getattr(owner, "variables", ())
-    }
+    return {id(variable) for variable in state.variables_of(model)}
 
 
 def _name_what_is_lost(callback: Any) -> None:
