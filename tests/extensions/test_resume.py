@@ -1223,6 +1223,20 @@ def test_what_load_refuses(tmp_path):
         kc.load(model, tmp_path)
 
 
+def test_another_model_is_not_saved_to_the_same_directory(tmp_path):
+    one, other = linear(), linear()
+    kc.save(one, tmp_path / "r", step=1)
+    (tmp_path / "link").symlink_to(tmp_path / "r")
+    expected = rf"{one.name}, to .*/link', .* of {other.name} .* one model that"
+    with pytest.raises(ValueError, match=expected):
+        kc.save(other, tmp_path / "link", step=2)
+    kc.save(one, tmp_path / "r", step=2)
+    assert kc.load(other, tmp_path / "r").step == 2
+    kc.save(other, tmp_path / "r", step=3)
+    del one, other
+    kc.save(linear(), tmp_path / "r", step=4)
+
+
 def test_models_that_are_saved_as_one(tmp_path):
     class Both(keras.Model):
         def __init__(self):

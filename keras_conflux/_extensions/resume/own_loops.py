@@ -1,7 +1,10 @@
 """Checkpoints of loops of the user's own."""
 
+import collections
 import contextlib
+import gc
 import os
+import weakref
 from typing import Any
 from typing import NamedTuple
 
@@ -26,6 +29,9 @@ from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state as state_of_models
+
+_savers: Any = collections.defaultdict(weakref.WeakSet)
+"""By directory, the models that were saved there, or loaded after that."""
 
 
 def save(
@@ -58,7 +64,7 @@ def save(
         TypeError: If something else is in `state`, or an argument is of
             another type.
         ValueError: If `keep` is below 1 or `step` below 0, or if there is a
-            checkpoint of a later step.
+            checkpoint of a later step, or of another model of this process.
 
     Example:
         ```python
@@ -78,6 +84,9 @@ def save(
             "Write `model.compile(optimizer)` or `model.optimizer = optimizer` "
             "before, so that a loop goes on with it."
         )
+    savers = _savers_of(directory)
+    if model not in savers:
+        _assert_none(savers, model.name, directory)
     what = "saving a checkpoint"
     with errors_reported_to_all(what):
         model_state.gather(model)
@@ -100,6 +109,24 @@ def save(
             if said:
                 warn(said)
         barrier()
+    savers.add(model)
+
+
+def _savers_of(directory: str | os.PathLike[str]) -> Any:
+    return _savers[checkpoint_files.directory_of(directory).resolve()]
+
+
+def _assert_none(savers: Any, name: str, directory: Any) -> None:
+    """Raises `ValueError` if a model that is in use has been saved there."""
+    if savers:
+        gc.collect()
+    for other in savers:
+        raise ValueError(
+            f"This process has saved another model, {other.name}, to "
+            f"{str(directory)!r}, and the checkpoint of {name} would replace "
+            "it. Save each to a directory of its own, or save one model that "
+            "has both as attributes."
+        )
 
 
 def _assert_newest(directory: str | os.PathLike[str], step: int) -> None:
@@ -171,6 +198,8 @@ def load(
         _build_as_saved(model, saved)
         model_state.restore(model, saved)
     random_generators.set_states(_own(saved.state["generators"]))
+    if savers := _savers_of(directory):
+        savers.add(model)
     step, *_ = checkpoint_files.position_of(saved.path)
     return Loaded(step, saved.state["loop"])
 
