@@ -137,21 +137,14 @@ def _saved(
         if isinstance(each, keras.callbacks.CSVLogger):
             each.append = True
     given["initial_epoch"] = given["epochs"] if over else epoch
+    text = f"{saved.path}: going on in epoch {epoch + 1}, step {step}."
     if over:
         ended = "a callback had ended it" if saved.state["stopped"] else "done"
-        _say(
+        text = (
             f"{resume.directory}: already trained for {epoch} epochs, {ended}. "
-            "To train anew, remove the directory.",
-            given,
+            "To train anew, remove the directory."
         )
-    else:
-        _say(
-            f"{saved.path}: going on in epoch {epoch + 1}, step {step}.", given
-        )
-    return saved
-
-
-def _say(text: str, given: dict[str, Any]) -> None:
     _log.info(text)
     if given["verbose"] and process_index() == 0:
         print(text)
+    return saved

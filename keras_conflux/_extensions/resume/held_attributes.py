@@ -127,7 +127,7 @@ def tells_its_state(owner: Any) -> bool:
 
 
 def _forms(values: dict[str, Any]) -> dict[str, plain_values.Form]:
-    return {k: plain_values.Form.from_value(v) for k, v in values.items()}
+    return {k: plain_values.Form(v) for k, v in values.items()}
 
 
 def _of_classes(owner: Any) -> dict[str, Any]:

@@ -154,18 +154,13 @@ def told_state(owner: Any) -> dict[str, Any]:
     return state
 
 
-@dataclasses.dataclass(frozen=True)
 class Form:
     """The form of a plain value that a checkpoint's value has to keep."""
 
-    kind: str
-    texts: frozenset[str | bytes]
-    """All that are in it, also as keys."""
-
-    @classmethod
-    def from_value(cls, value: Any) -> "Form":
-        """Returns the form of a value."""
-        return cls(_kind(value), frozenset(_texts(value)))
+    def __init__(self, value: Any) -> None:
+        self.kind = _kind(value)
+        self.texts = frozenset(_texts(value))
+        """All that are in it, also as keys."""
 
     def admits(self, value: Any, any_words: bool = False) -> bool:
         """Whether a value may be put in the place of this one.
@@ -174,7 +169,7 @@ class Form:
         among those that are here. A container without any may get words, such
         as names of logs, or with `any_words` all texts.
         """
-        other = Form.from_value(value)
+        other = Form(value)
         kinds, new = {self.kind, other.kind}, other.texts - self.texts
         if len(kinds) > 1 and "NoneType" not in kinds:
             return False
