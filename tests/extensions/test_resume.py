@@ -7,6 +7,7 @@ import itertools
 import os
 import pathlib
 import pty
+import re
 import shutil
 import signal
 import time
@@ -363,6 +364,82 @@ def test_other_settings_of_compile_are_named(tmp_path, recwarn):
         assert trained(adam(0.5, beta_1=0.8), mse, 3) < 0.1
     with pytest.warns(kc.ConfluxWarning, match="loss was 'Mean.* and is 'mae'"):
         trained(adam(0.5, beta_1=0.8), "mae", 4)
+
+
+class Slower(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that cannot be saved."""
+
+    def __call__(self, step):
+        return 0.1
+
+
+def with_optimizers(rate=0.1, decay=0.5, **options):
+    """A model with optimizers as attributes."""
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(Slower()), "mse")
+    decaying = keras.optimizers.schedules.ExponentialDecay(0.1, 9, decay)
+    model.second = keras.optimizers.Adam(rate, **options)
+    model.others = [keras.optimizers.SGD(decaying), keras.optimizers.Adam()]
+    for each in (model.optimizer, model.second, *model.others):
+        each.build(model.trainable_variables)
+    return model
+
+
+def named_settings(call):
+    """Returns a call's result, and the settings that it says have changed."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        result = call()
+    texts = [str(each.message) for each in said]
+    return result, [
+        re.findall(r"([\w.]+) was (\S+) and is (\S+)[;.] ", each)
+        for each in texts
+        if "not set as when" in each
+    ]
+
+
+OTHER_SETTINGS = [
+    ("others.0.learning_rate.config.decay_rate", "0.5", "0.9"),
+    ("second.clipnorm", "1", "None"),
+    ("second.learning_rate", "0.1", "0.3"),
+]
+
+
+def test_other_settings_of_optimizers_in_attributes_are_named(tmp_path):
+    def trained(model, epochs):
+        resume = kc.Resume(tmp_path)
+        model.fit(X, Y, BATCH, epochs, verbose=0, callbacks=[resume])
+
+    def changed(epochs, **options):
+        model = with_optimizers(**options)
+        return named_settings(lambda: trained(model, epochs))[1]
+
+    assert not changed(1, clipnorm=1.0)
+    assert not changed(2, clipnorm=1.0)
+    assert changed(3, rate=0.3, decay=0.9) == [OTHER_SETTINGS]
+
+
+def test_other_settings_of_a_loop_are_named(tmp_path, monkeypatch):
+    def loaded(**options):
+        model = with_optimizers(**options)
+        found, changed = named_settings(lambda: kc.load(model, tmp_path))
+        model.second.learning_rate = 0.05  # as a loop may decay it
+        kc.save(model, tmp_path, step=found.step + 1 if found else 1)
+        assert not named_settings(lambda: kc.load(model, tmp_path))[1]
+        return changed
+
+    assert not loaded(clipnorm=1.0)
+    assert not loaded(clipnorm=1.0)
+    assert loaded(rate=0.3, decay=0.9) == [OTHER_SETTINGS]
+    write = writer.write
+
+    def write_as_before(root, position, model, state, keep):
+        del state["compiled"]
+        return write(root, position, model, state, keep)
+
+    monkeypatch.setattr(writer, "write", write_as_before)
+    loaded(rate=0.3, decay=0.9)
+    assert not loaded(clipnorm=1.0)
 
 
 @pytest.mark.long
@@ -1227,7 +1304,7 @@ def test_another_model_is_not_saved_to_the_same_directory(tmp_path):
     one, other = linear(), linear()
     kc.save(one, tmp_path / "r", step=1)
     (tmp_path / "link").symlink_to(tmp_path / "r")
-    expected = rf"{one.name}, to .*/link', .* of {other.name} .* one model that"
+    expected = rf"{one.name}, to .*/link, .* of {other.name} .* one model that"
     with pytest.raises(ValueError, match=expected):
         kc.save(other, tmp_path / "link", step=2)
     kc.save(one, tmp_path / "r", step=2)

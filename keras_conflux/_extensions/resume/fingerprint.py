@@ -11,6 +11,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
+from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 
 
@@ -77,12 +78,10 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
 
 
 def of_compile(model: keras.Model) -> dict[str, Any]:
-    """Returns the settings of the optimizer and the names of the losses."""
-    optimizer = getattr(model, "optimizer", None)
-    settings = {
-        "optimizer": {} if optimizer is None else optimizer.get_config(),
-        "loss": getattr(model, "loss", None),
-    }
+    """Returns the settings of all optimizers and the names of the losses."""
+    optimizers = model_state.optimizers_of(model)
+    settings: dict[str, Any] = {k: _config(v) for k, v in optimizers.items()}
+    settings["loss"] = getattr(model, "loss", None)
     text = json.dumps(settings, default=_name_of)
     found = {
         ".".join(re.findall(r"\w+", path)): value
@@ -92,20 +91,29 @@ def of_compile(model: keras.Model) -> dict[str, Any]:
     return {k: v for k, v in found.items() if not k.endswith(".name")}
 
 
+def _config(optimizer: Any) -> dict[str, Any]:
+    try:
+        return optimizer.get_config()
+    except Exception:  # such as of a schedule of the user's that has none
+        return {"class": _name_of(optimizer)}
+
+
 def name_changed_settings(saved: Saved, here: dict[str, Any]) -> None:
     """Warns where `of_compile` differs from a checkpoint's."""
-    there = saved.state["compiled"]
+    there = saved.state.get("compiled", {})
+    # Older checkpoints have the optimizer of `compile` alone, or none.
+    known = {path.split(".")[0] for path in there}
     changed = [
         f"{path} was {_text(there.get(path))} and is {_text(here.get(path))}"
         for path in sorted(there.keys() | here.keys())
-        if there.get(path) != here.get(path)
+        if there.get(path) != here.get(path) and path.split(".")[0] in known
     ]
     if changed:
         warn(
-            "The model is not compiled as when the checkpoint "
+            "The optimizers or losses are not set as when the checkpoint "
             f"{saved.path} was saved: {'; '.join(changed)}. A learning rate "
             "that is a number goes on from the checkpoint; all else is now as "
-            "the program says. If that is not meant, compile it as before."
+            "the program says. If that is not meant, set them as before."
         )
 
 

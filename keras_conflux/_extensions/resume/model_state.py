@@ -1,6 +1,5 @@
 """The variables of a model: copies of them, and back into them."""
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,33 +21,26 @@ from keras_conflux._replication import synchronization
 from keras_conflux._replication.strategy import is_replicated
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelState:
-    """Copies, on the host, of all variables of a model."""
+def copied_from(
+    model: keras.Model,
+) -> tuple[list[weight_files.Entry], dict[str, Any]]:
+    """Copies all variables to the host. See `gather` for several processes.
 
-    weights: list[weight_files.Entry]
-    """The contents of Keras' file of weights, with the optimizer's state."""
-    beside: dict[str, Any]
-    """All else: metrics, seeds, each replica's part of a sum, and a
-    description, by which a checkpoint fits the model and its optimizer."""
-
-    @classmethod
-    def copied_from(cls, model: keras.Model) -> "ModelState":
-        """Copies the variables. See `gather` for several processes."""
-        shared = random_generators.present_global_seed()
-        return cls(
-            weight_files.copied(weight_files.entries_of(model)),
-            {
-                "model": _described(model),
-                "variables": _copied(_beside_weights(model)),
-                "global seed": None if shared is None else _copied([shared]),
-                "sums": {
-                    number: _copied(copies)
-                    for number, copies in _sums(model).items()
-                    if len(copies) > 1
-                },
-            },
-        )
+    First come the contents of Keras' file of weights, with the optimizer's
+    state, and then all else: metrics, seeds, each replica's part of a sum, and
+    a description, by which a checkpoint fits the model and its optimizer.
+    """
+    shared = random_generators.present_global_seed()
+    return weight_files.copied(weight_files.entries_of(model)), {
+        "model": _described(model),
+        "variables": _copied(_beside_weights(model)),
+        "global seed": None if shared is None else _copied([shared]),
+        "sums": {
+            number: _copied(copies)
+            for number, copies in _sums(model).items()
+            if len(copies) > 1
+        },
+    }
 
 
 def _copied(variables: Iterable[Any]) -> list[np.ndarray]:
@@ -215,12 +207,24 @@ HOW_TO_BUILD = (
 def unbuilt_optimizers(model: keras.Model) -> list[str]:
     """Returns the names of those that nothing but the model's step builds."""
     own = getattr(model, "optimizer", None)  # which Keras builds
-    of_keras = {id(each) for each in state.stateful_objects(own)}
-    return sorted(
-        each.name
-        for each in state.stateful_objects(model, keras.optimizers.Optimizer)
-        if not each.built and id(each) not in of_keras
-    )
+    found = optimizers_of(model).values()
+    return sorted(x.name for x in found if not x.built and x is not own)
+
+
+def optimizers_of(model: keras.Model) -> dict[str, Any]:
+    """Returns the optimizers of a model by the attributes that hold them."""
+    found, seen = {}, set()
+    # Private ones are mostly Keras' lists of what is in others as well.
+    names = sorted(vars(model), key=lambda x: (x != "optimizer", x[0] == "_"))
+    for name in names:
+        held = []
+        for each in state.stateful_objects(vars(model)[name], keras.Optimizer):
+            if id(each) not in seen:
+                held.insert(0, each)
+                seen |= {id(part) for part in state.stateful_objects(each)}
+        for number, each in enumerate(held):
+            found[f"{name}.{number}" if held[1:] else name] = each
+    return found
 
 
 def _sums(model: keras.Model) -> dict[int, tuple[Any, ...]]:

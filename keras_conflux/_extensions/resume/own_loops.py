@@ -4,6 +4,7 @@ import collections
 import contextlib
 import gc
 import os
+import pathlib
 import weakref
 from typing import Any
 from typing import NamedTuple
@@ -20,18 +21,20 @@ from keras_conflux._compat import patching
 from keras_conflux._compat import versions
 from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import checkpoint_files
+from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import compiled_parts
 from keras_conflux._extensions.resume.compat import random_generators
-from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state as state_of_models
 
 _savers: Any = collections.defaultdict(weakref.WeakSet)
 """By directory, the models that were saved there, or loaded after that."""
+_settings: Any = weakref.WeakKeyDictionary()
+"""By model, its settings before a loop has changed a learning rate."""
 
 
 def save(
@@ -77,61 +80,54 @@ def save(
     versions.assert_in_place("resume", "kc.save")
     arguments.assert_count("keep", keep, "how many checkpoints stay")
     arguments.assert_count("step", step, "how many steps are done", least=0)
-    kind = keras.optimizers.Optimizer
-    if next(state_of_models.stateful_objects(model, kind), None) is None:
+    if not model_state.optimizers_of(model):
         warn(
             f"{model.name}: no optimizer is saved, as the model has none. "
             "Write `model.compile(optimizer)` or `model.optimizer = optimizer` "
             "before, so that a loop goes on with it."
         )
-    savers = _savers_of(directory)
+    root = checkpoint_files.directory_of(directory)
+    savers = _savers[root.resolve()]
     if model not in savers:
-        _assert_none(savers, model.name, directory)
+        _assert_none(savers, model.name, root)
+    settings = _settings.setdefault(model, fingerprint.of_compile(model))
     what = "saving a checkpoint"
     with errors_reported_to_all(what):
         model_state.gather(model)
         generators = gathered(what, random_generators.states())
         if process_index() == 0:
-            _assert_newest(directory, step)
-            root = checkpoint_files.directory_of(directory)
+            _assert_newest(root, step)
             writer.remove_unfinished(root)
-            said = writer.write(
-                root,
-                (step, 0),
-                ModelState.copied_from(model),
-                {
-                    "loop": state,
-                    "generators": generators,
-                    "built for": compiled_parts.built_for(model),
-                },
-                keep,
-            )
+            weights, values = model_state.copied_from(model)
+            values |= {
+                "loop": state,
+                "generators": generators,
+                "built for": compiled_parts.built_for(model),
+                "compiled": settings,
+            }
+            said = writer.write(root, (step, 0), weights, values, keep)
             if said:
                 warn(said)
         barrier()
     savers.add(model)
 
 
-def _savers_of(directory: str | os.PathLike[str]) -> Any:
-    return _savers[checkpoint_files.directory_of(directory).resolve()]
-
-
-def _assert_none(savers: Any, name: str, directory: Any) -> None:
+def _assert_none(savers: Any, name: str, root: pathlib.Path) -> None:
     """Raises `ValueError` if a model that is in use has been saved there."""
     if savers:
         gc.collect()
     for other in savers:
         raise ValueError(
-            f"This process has saved another model, {other.name}, to "
-            f"{str(directory)!r}, and the checkpoint of {name} would replace "
-            "it. Save each to a directory of its own, or save one model that "
-            "has both as attributes."
+            f"This process has saved another model, {other.name}, to {root}, "
+            f"and the checkpoint of {name} would replace it. Save each to a "
+            "directory of its own, or save one model that has both as "
+            "attributes."
         )
 
 
-def _assert_newest(directory: str | os.PathLike[str], step: int) -> None:
+def _assert_newest(root: pathlib.Path, step: int) -> None:
     """Raises `ValueError` if `load` would read another step's checkpoint."""
-    for path in checkpoint_files.folders(directory):
+    for path in checkpoint_files.folders(root):
         if checkpoint_files.position_of(path)[0] <= step:
             return
         with contextlib.suppress(checkpoint_files.Damage):
@@ -184,6 +180,7 @@ def load(
     arguments.assert_is(model, keras.Model, "a Keras model")
     versions.assert_in_place("resume", "kc.load")
     patching.begin()
+    settings = _settings.setdefault(model, fingerprint.of_compile(model))
     saved = between_processes.read_newest(directory)
     if saved is None:
         return None
@@ -197,8 +194,9 @@ def load(
     with errors_reported_to_all("loading a checkpoint"):
         _build_as_saved(model, saved)
         model_state.restore(model, saved)
+    fingerprint.name_changed_settings(saved, settings)
     random_generators.set_states(_own(saved.state["generators"]))
-    if savers := _savers_of(directory):
+    if savers := _savers[saved.path.parent.resolve()]:
         savers.add(model)
     step, *_ = checkpoint_files.position_of(saved.path)
     return Loaded(step, saved.state["loop"])

@@ -28,7 +28,6 @@ from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.data_state import ValidationData
 from keras_conflux._extensions.resume.input_position import InputPosition
 from keras_conflux._extensions.resume.input_position import Place
-from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._extensions.resume.resume import Resume
 from keras_conflux._extensions.resume.resume import SavingInterval
 from keras_conflux._extensions.resume.signals import Preemption
@@ -259,8 +258,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         self, step: int, parts: list[dict[str, Any]]
     ) -> Callable[[], str]:
         """Returns a function that writes a checkpoint of this moment."""
-        model = ModelState.copied_from(self._trained)
-        state = {
+        weights, beside = model_state.copied_from(self._trained)
+        state = beside | {
             "epoch": self._epoch,
             "done": self._done,
             "stopped": bool(self._trained.stop_training),
@@ -272,7 +271,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         }
         position = self._done + step, self._epoch
         root, keep = self._resume.directory, self._resume.keep
-        return functools.partial(write, root, position, model, state, keep)
+        return functools.partial(write, root, position, weights, state, keep)
 
     def _put_down(self) -> None:
         """Writes the state that was taken, if any."""

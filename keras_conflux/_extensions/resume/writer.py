@@ -24,7 +24,6 @@ from keras_conflux._extensions.resume.checkpoint_files import FORMAT
 from keras_conflux._extensions.resume.checkpoint_files import STATE
 from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
 from keras_conflux._extensions.resume.compat import weight_files
-from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 
@@ -72,7 +71,7 @@ class CheckpointWriter:
 def write(
     root: pathlib.Path,
     position: tuple[int, int],
-    model: ModelState,
+    weights: list[weight_files.Entry],
     state: dict[str, Any],
     keep: int,
 ) -> str:
@@ -83,14 +82,14 @@ def write(
     final = checkpoint_files.new_path(root, *position)
     with _new_folder(final) as folder:
         try:
-            weight_files.write(model.weights, folder / WEIGHTS)
+            weight_files.write(weights, folder / WEIGHTS)
         except RuntimeError as error:  # h5py's, where a disk is full
             raise OSError(str(error)) from error
         arrays: Arrays = {}
         told = {
             "format": FORMAT,
             "digest": checkpoint_files.digest_of(folder, WEIGHTS),
-            "state": plain_values.encode(state | model.beside, arrays),
+            "state": plain_values.encode(state, arrays),
         }
         stored_arrays.write(folder / STATE, told, arrays)
     try:
