@@ -101,10 +101,11 @@ def allreduce(
         *others: Outside, the other replicas' trees, if `values` is the first.
             Leaves have the shapes and dtypes of the leaves of `values`.
         weight: For `"mean"`, the weight of a replica, for example its number of
-            samples: a scalar inside, a `Replicas` or a list of them outside.
-            The tree of a replica of weight 0 is ignored, NaN included. Without
-            it all count alike, which is not the mean over samples where parts
-            are of different sizes. `withdevices` warns of that.
+            samples: inside a scalar, `len(x)`, outside a `Replicas` or a list
+            of them, `[len(part) for part in x]`. The tree of a replica of
+            weight 0 is ignored, NaN included. Without it all count alike, which
+            is not the mean over samples where parts are of different sizes.
+            `withdevices` warns of that.
 
     Returns:
         Inside, the reduced tree. Outside, a `Replicas` of equal trees; a tree
@@ -123,7 +124,8 @@ def allreduce(
         ValueError: If the op is unknown or does not work on
             `tf.IndexedSlices`, if the tree has no leaves or a model no
             floating-point variables, if `weight` is given for another op than
-            `"mean"` or is not one number, or if a replica gives several trees.
+            `"mean"` or is not one number per replica, or if a replica gives
+            several trees.
 
     Example:
         ```python
@@ -378,16 +380,26 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
     run = _on_every_device(call, replicas.devices, _ranks(standard))
     given = Replicas(standard, replicas.devices)
     given.is_uneven = replicas.is_uneven
-    weights = (
-        Replicas(each, replicas.devices)
-        if isinstance(each, list | tuple)
-        else each
-        for each in weight
-    )
+    weights = [_of_each(each, replicas.devices) for each in weight]
     result = run(given, *weights)
     is_of_one = call.verb is verbs.reduce
     result.kind = call.settings[1] if is_of_one else "reduced"
     return _by_leaf(result) if by_leaf else result
+
+
+def _of_each(weight: Any, devices: tuple[Device, ...]) -> Any:
+    """Returns the weights of replicas, which come from outside of them."""
+    if isinstance(weight, list | tuple):
+        return Replicas(weight, devices)
+    of_each = tf.distribute.DistributedValues | keras.Variable
+    if weight is None or isinstance(weight, of_each) or len(devices) == 1:
+        return weight
+    raise ValueError(
+        "allreduce('mean'): outside of replicas, `weight` is one number per "
+        f"replica, here {len(devices)}. For a mean over the samples of a "
+        "`Replicas` x, write `weight=[len(part) for part in x]`. Received: "
+        f"{weight!r}."
+    )
 
 
 def _by_leaf(result: Replicas[Any]) -> Any:
@@ -445,7 +457,8 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
         values = [[v.read_value() for v in each] for each in copies]
         replicas = Replicas(values, strategy.devices)
         run = _on_every_device(call, strategy.devices, _ranks(values))
-        reduced = run(replicas, *weight)
+        weights = [_of_each(each, strategy.devices) for each in weight]
+        reduced = run(replicas, *weights)
         results = zip(copies, reduced, strict=True)
     for mine, values in results:
         for copy, value in zip(mine, values, strict=True):

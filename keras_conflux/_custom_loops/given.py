@@ -136,8 +136,9 @@ class Given:
                 "and their parts of the batch have different numbers of "
                 "samples, so it is not the mean over samples. Write "
                 "`keras_conflux.allreduce('mean', ..., weight=len(x))`, where "
-                "`x` is the replica's part, or draw batches that the number "
-                "of replicas divides."
+                "`x` is the replica's part, outside of replicas "
+                "`weight=[len(part) for part in x]`, or draw batches that the "
+                "number of replicas divides."
             )
         return differ
 

@@ -212,6 +212,20 @@ def test_a_weight_is_one_number(weight):
         )
 
 
+def test_one_weight_for_several_replicas_is_refused():
+    x = kc.split(np.float32([1, 2, 6]), 2)
+    means = kc.withdevices(tf.reduce_mean)(x)
+    weights = [len(part) for part in x]
+    assert float(kc.allreduce("mean", means, weight=weights)[0]) == 3
+    told = re.escape("write `weight=[len(part) for part in x]`")
+    with pytest.raises(ValueError, match=told):
+        kc.allreduce("mean", means, weight=len(x))
+    with pytest.raises(ValueError, match=told):
+        kc.allreduce("mean", kc.replicate(dense(), 2), weight=tf.constant(2))
+    with pytest.raises(TypeError, match=re.escape("len(part) for part in x")):
+        float(means)
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_weighted_mean_ignores_nan_of_weight_zero(count, inside):
     def mean(value, weight):
