@@ -144,6 +144,15 @@ def looped_after(change):
     return "trained"
 
 
+def looped_over(x, ahead):
+    count = kc.withdevices(lambda x: kc.allreduce("sum", len(x)), devices=1)
+    dataset = tf.data.Dataset.from_tensor_slices(x).batch(8)
+    for _ in range(2):
+        batches = kc.distribute(dataset, devices=1, ahead=ahead)
+        counts = [int(count(batch)[0]) for batch in batches]
+    return counts
+
+
 def trained_with_table(order):
     words = layers.StringLookup(vocabulary=[*order], output_mode="one_hot")
     kinds = keras.Input((1,), dtype="string")
@@ -236,6 +245,10 @@ CASES |= {
     "a loop after a change": lambda: looped_after("one weight"),
     "a loop after a rate": lambda: looped_after("rate"),
     "a loop after none": lambda: looped_after("same weights"),
+    "a loop over parts": lambda: looped_over(kc.shard(X), ahead=0),
+    "a loop ahead over others": lambda: looped_over(X[is_wrong:], ahead=2),
+    "a loop over the same": lambda: looped_over(X, ahead=0),
+    "a loop ahead over the same": lambda: looped_over(X, ahead=2),
     "a table": lambda: trained_with_table("ba" if is_wrong else "ab"),
     "the same table": lambda: trained_with_table("ab"),
     "predict between steps": shown_between_steps,

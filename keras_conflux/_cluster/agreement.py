@@ -159,7 +159,7 @@ def _mismatch(texts: list[bytes]) -> str:
         f"The processes are not at the same place of the program: {listed}. "
         "All have to run the same program on the same data. If only checksums "
         "differ, the processes have drawn different batches: give shuffles a "
-        "seed, or say that each process brings its own part with "
+        "seed, or say to `fit` that each process brings its own part with "
         '`replicate(model, data="local")`. A task for one process alone, '
         "such as writing a file, must not train, evaluate or reduce anything."
     )

@@ -1,6 +1,7 @@
 """Splits batches over devices, and data sets over workers."""
 
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeAlias
@@ -11,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.failures import of_all_processes
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import arguments
 from keras_conflux._common import rows
 from keras_conflux._common import trees
+from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
 from keras_conflux._custom_loops.prefetcher import run_ahead
 from keras_conflux._data.batches import Batches
@@ -23,6 +27,7 @@ from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._data.transfer import place
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
+from keras_conflux._fit.input.batch_sharder import checksum
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_over
@@ -116,6 +121,8 @@ def distribute(
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
+        ReplicaMismatchError: When an epoch begins, if its first batch is not
+            the same in all processes.
         TypeError: If `dataset` cannot be iterated over.
         ValueError: If `ahead` is negative. While it is iterated over, if a
             batch cannot be split, as `split` says, or if `dataset` is an
@@ -135,14 +142,30 @@ def distribute(
     what = "a number of batches, or 0 to move each when it is asked for"
     arguments.assert_count("ahead", ahead, what, least=0)
     chosen = _devices(devices)
-    is_ahead = ahead > 0
 
-    def parts(batch: Tree) -> Any:
-        return _split(batch, chosen, at_once=is_ahead)
+    def ready(source: Iterable[Any]) -> Iterator[Any]:
+        is_first = iter([True])
 
-    if is_ahead:
-        return Batches(dataset, lambda source: run_ahead(source, parts, ahead))
-    return Batches(dataset, lambda source: map(parts, source))
+        def parts(batch: Tree) -> Any:
+            found = _split(batch, chosen, at_once=ahead > 0)
+            if next(is_first, False):  # for which all processes wait
+                _assert_of_all_processes(batch)
+            return found
+
+        return run_ahead(source, parts, ahead) if ahead else map(parts, source)
+
+    return Batches(dataset, ready)
+
+
+def _assert_of_all_processes(batch: Tree) -> None:
+    told = all_gather_json("a first batch of `distribute`", checksum([batch]))
+    if len(set(told)) > 1:
+        error = ReplicaMismatchError(
+            "The processes have drawn different batches for `distribute`, and "
+            "each is to take its rows of the same ones. Give shuffles the same "
+            "seed, and do not use `keras_conflux.shard` here."
+        )
+        raise of_all_processes(error)
 
 
 def _devices(devices: DevicesLike) -> tuple[Device, ...]:

@@ -52,20 +52,6 @@ class BatchSharder:
         )
         self._parts = self._placement.count * turns
 
-    def _checksum(self, batches: list[Tree]) -> int:
-        """Returns a number that is equal for equal batches; 0 in one process.
-
-        It is of a sample of their bytes: reading each would take as long as a
-        step.
-        """
-        if process_count() == 1:
-            return 0
-        result = 0
-        for leaf in tf.nest.flatten(batches, expand_composites=True):
-            if leaf is not None:
-                result = zlib.crc32(_sampled_bytes(leaf), result)
-        return result
-
     def join(self, batches: list[Batch], spec: Tree = None) -> list[Batch]:
         """Makes global batches of sharded batches, where they are parts."""
         return batches
@@ -105,7 +91,7 @@ class BatchSharder:
         sizes, specs = self._sizes_and_specs(batch, spec)
         leaves = trees.present(batch)
         shards = host_to_device.moved([leaves], self._placement)
-        return Batch(shards, sizes, specs, checksum=self._checksum([batch]))
+        return Batch(shards, sizes, specs, checksum=checksum([batch]))
 
     def _several(self, batches: list[Tree], spec: Tree) -> StackedBatch:
         leaves = [trees.present(batch) for batch in batches]
@@ -116,7 +102,7 @@ class BatchSharder:
             sizes,
             specs,
             len(batches),
-            checksum=self._checksum(batches),
+            checksum=checksum(batches),
         )
 
     def _as_given(self, batch: Tree) -> Batch:
@@ -200,6 +186,20 @@ def _as_tensor(leaf: Any) -> Any:
         return leaf
     with tf.device("CPU:0"):
         return tf.convert_to_tensor(leaf)
+
+
+def checksum(batches: list[Tree]) -> int:
+    """Returns a number that is equal for equal batches; 0 in one process.
+
+    It is of a sample of their bytes: reading each would take as long as a step.
+    """
+    if process_count() == 1:
+        return 0
+    result = 0
+    for leaf in tf.nest.flatten(batches, expand_composites=True):
+        if leaf is not None:
+            result = zlib.crc32(_sampled_bytes(leaf), result)
+    return result
 
 
 def _sampled_bytes(tensor: Any) -> bytes:
