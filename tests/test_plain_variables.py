@@ -299,3 +299,28 @@ def test_a_value_that_is_equal_does_not_warn():
     model = model_that(lambda layer, x: layer.weight.value.assign([1.0, 2.0]))
     kc.replicate(model, 2)
     np.testing.assert_array_equal(fit(model).weight, [1.0, 2.0])
+
+
+@pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])
+def test_a_step_of_a_loop_warns_of_what_its_replicas_share(kind):
+    shared = kind(0.0, name="mine")
+    step = kc.withdevices(lambda x: shared.assign_add(x), devices=2)
+    with pytest.warns(kc.ConfluxWarning, match="share 'mine:0'") as caught:
+        list(map(step, (1.0, 2)))  # which is traced anew
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+def test_copies_and_what_is_read_do_not_warn_in_a_loop():
+    copies = kc.replicate(lambda: tf.Variable(0.0))
+    shared, made = tf.Variable(1.0), []
+
+    @kc.withdevices
+    def step():
+        if not made:
+            made.append(tf.Variable(0.0))
+        return copies.assign_add(shared) + made[0].assign_add(shared)
+
+    assert {float(each) for each in step()} == {2}
+    alone = kc.withdevices(lambda: shared.assign_add(1.0) + 0, devices=1)
+    assert float(alone()[0]) == 2
