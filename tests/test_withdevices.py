@@ -210,6 +210,23 @@ def test_an_optimizer_may_be_built_in_a_function_of_its_own():
 
 
 @several
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, rows: tf.reduce_sum(x) / rows,
+        lambda x, rows: tf.reshape(x, (rows, 2, -1)),
+        lambda x, rows: tf.zeros((rows, 4)),
+        lambda x, rows: tf.stack([x[i] for i in range(rows)]),
+    ],
+)
+def test_a_number_of_rows_that_is_not_known_is_explained(use):
+    step = kc.withdevices(lambda x: use(x, x.shape[0]))
+    step(kc.split(X[:8], MANY))
+    with pytest.raises((TypeError, ValueError)) as caught:
+        step(kc.split(X[: 2 * MANY], MANY))
+    assert "Write `len(x)`" in caught.value.__notes__[0]
+
+
 def test_an_exception_names_its_replica():
     class Odd(Exception):
         pass

@@ -72,6 +72,12 @@ def is_of_sizes(error: Exception) -> bool:
     return re.search(words, str(error)) is not None
 
 
+def is_of_none(error: BaseException) -> bool:
+    """Whether a program may have taken `None` for a number."""
+    words = re.search(r"NoneType|None values|elements of .*None", str(error))
+    return isinstance(error, TypeError | ValueError) and words is not None
+
+
 def replica_of(error: tf.errors.OpError) -> int:
     """Returns the index of the replica whose op failed."""
     # TensorFlow puts the ops of replicas after the first in a scope.

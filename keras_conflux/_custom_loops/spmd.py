@@ -408,6 +408,11 @@ class _Compiled:
                 "A step is traced once, before its tensors have values. Return "
                 "them, or print them with `tf.print`."
             )
+        if error_texts.is_of_none(error):
+            error.add_note(
+                "`x.shape[0]` is None once a step has had parts of two sizes. "
+                "Write `len(x)`, in arithmetic `tf.cast(len(x), x.dtype)`."
+            )
         if index is not None:
             error.add_note(
                 f"Raised in replica {index} ({self._strategy.devices[index]}) "
