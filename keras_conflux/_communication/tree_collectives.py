@@ -311,11 +311,11 @@ class ReplicaCollectives:
         return reduce(tensor)
 
     def total(self, tensor: tf.Tensor) -> tf.Tensor:
-        """See `Peers`."""
+        """Returns the sum of a tensor of all replicas."""
         return self._reduce(SUM, tensor)
 
     def of_others(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """See `Peers`."""
+        """Returns the tensors of the other replicas."""
         stacked = self._gather(tf.expand_dims(tensor, 0), 0, is_even=True)
         with tensorflow_tracing.of_rank():
             return [

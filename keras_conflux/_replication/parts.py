@@ -5,36 +5,11 @@ An extension knows, and cuts them. Without it, each device has copies.
 
 from collections.abc import Iterable
 from typing import Any
-from typing import Protocol
 
-import keras
-
-
-class Cutting(Protocol):
-    """Cuts the variables that a strategy says to keep in parts."""
-
-    def waiting(
-        self, owners: Iterable[Any], strategy: Any
-    ) -> list[keras.Variable]:
-        """Returns the variables that are to lie in parts and do not yet."""
-        ...
-
-    def cut(self, variable: keras.Variable, strategy: Any) -> None:
-        """Gives each device its part of a variable, and frees the whole."""
-        ...
-
-    def part_size(self, variable: Any, count: int) -> int | None:
-        """Returns how many entries each of so many devices has, if a part."""
-        ...
-
-    def refusal(self, optimizer: Any, shard: str) -> str | None:
-        """Returns why an optimizer cannot update parts, `None` if it can."""
-        ...
-
-
-_cutting: list[Cutting] = []
+_cutting: list[Any] = []
 cut_by = _cutting.append
-"""Has an extension cut variables."""
+"""Has a module of an extension cut variables, by functions of the names below.
+It also tells which are `waiting`: to lie in parts, and not yet there."""
 
 
 def cut(owners: Iterable[Any], strategy: Any) -> None:
@@ -46,10 +21,10 @@ def cut(owners: Iterable[Any], strategy: Any) -> None:
 
 
 def part_size(variable: Any, count: int) -> int | None:
-    """See `Cutting`. It is `None` if the variable stays whole."""
+    """Returns how many entries each of so many devices has, if a part."""
     return _cutting[-1].part_size(variable, count) if _cutting else None
 
 
 def refusal(optimizer: Any, shard: str) -> str | None:
-    """See `Cutting`."""
+    """Returns why an optimizer cannot update parts, `None` if it can."""
     return _cutting[-1].refusal(optimizer, shard) if _cutting else None

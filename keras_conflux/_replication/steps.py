@@ -7,7 +7,6 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
-from typing import Protocol
 from typing import Self
 
 import tensorflow as tf
@@ -16,32 +15,6 @@ from keras_conflux._common import trees
 from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
-
-
-class Turns(Protocol):
-    """The turns in which a replica runs its part of a batch.
-
-    It serves the trace of one as a communicator serves a replica.
-    """
-
-    rank: Any
-    """The position of the turn among the turns of all replicas, a tensor."""
-    device_fraction: Any
-    """The replica's samples over the samples of the global batch."""
-
-    @property
-    def size(self) -> int:
-        """The number of turns of all replicas."""
-        ...
-
-    @property
-    def is_first_here(self) -> tf.Tensor:
-        """Whether it is the first turn of its replica."""
-        ...
-
-    def summed_here(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the sum over the turns of this replica."""
-        ...
 
 
 class Place(NamedTuple):
@@ -99,8 +72,8 @@ class Step:
     """Returns the `Place` of this replica's samples in the global batch."""
     may_be_empty: bool = False
     """Whether the replica may run on a stand-in, as it has no samples."""
-    turns: Turns | None = None
-    """The turns of which one is traced, if the replica runs several."""
+    turns: Any = None
+    """The `TracedTurns` of which one is traced, if the replica runs several."""
     is_updating: bool = False
     """Whether an optimizer is applying gradients, on all replicas alike."""
     parts: dict[Any, Any] = dataclasses.field(default_factory=dict)

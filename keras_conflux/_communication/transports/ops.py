@@ -8,7 +8,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 from typing import Literal
-from typing import Protocol
 from typing import TypeAlias
 
 import keras
@@ -19,18 +18,6 @@ OpName: TypeAlias = Literal[
     "sum", "mean", "product", "min", "max", "+", "avg", "*", "prod"
 ]
 """How a user writes an op."""
-
-
-class Peers(Protocol):
-    """The other replicas, as the gradient of a reduction asks them."""
-
-    def total(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of a tensor of all replicas."""
-        ...
-
-    def of_others(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the tensors of the other replicas."""
-        ...
 
 
 class Op:
@@ -64,9 +51,12 @@ class Op:
         return reduced
 
     def gradient(
-        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers
+        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Any
     ) -> tf.Tensor:
-        """Returns the gradient for `x`, of what is owed for all `y`."""
+        """Returns the gradient for `x`, of what is owed for all `y`.
+
+        The peers are the `ReplicaCollectives` that have reduced.
+        """
         raise NotImplementedError
 
 
@@ -84,7 +74,7 @@ class _Sum(Op):
         return tf.constant(np.full([], zero, dtype.as_numpy_dtype), dtype)
 
     def gradient(
-        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers
+        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Any
     ) -> tf.Tensor:
         return owed
 
@@ -116,7 +106,7 @@ class _Product(Op):
         return tf.constant(1, dtype)
 
     def gradient(
-        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers
+        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Any
     ) -> tf.Tensor:
         # Not y / x: a factor may be zero.
         product = tf.ones_like(x)
@@ -141,7 +131,7 @@ class Extreme(Op):
         return tf.constant(largest if self._is_min else smallest, dtype)
 
     def gradient(
-        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers
+        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Any
     ) -> tf.Tensor:
         """Replicas that have the same extreme share the gradient."""
         chosen = tf.cast(tf.equal(x, y), x.dtype)

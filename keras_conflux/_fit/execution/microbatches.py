@@ -35,7 +35,10 @@ from keras_conflux._replication.steps import Step
 
 
 class TracedTurns:
-    """The turns of a replica, while one of them is traced. See `Turns`."""
+    """The turns of a replica, while one of them is traced.
+
+    It serves the trace of one as a communicator serves a replica.
+    """
 
     spans_processes = False
     joins_buckets = False
@@ -46,7 +49,9 @@ class TracedTurns:
         self._name = name
         self._count = count
         self.device_fraction = device_fraction
+        """The replica's samples over the samples of the global batch."""
         self.rank: Any = None
+        """The position among the turns of all replicas, a tensor."""
         collectives = replica_collectives()
         self.size = collectives.count * count
         self.on_gpu = collectives.on_gpu or compiled  # rows are added up
@@ -55,7 +60,7 @@ class TracedTurns:
 
     @property
     def is_first_here(self) -> tf.Tensor:
-        """See `Turns`."""
+        """Whether it is the first turn of its replica."""
         return self.rank % self._count == 0
 
     def begin(self, rank: tf.Tensor) -> None:
@@ -75,7 +80,7 @@ class TracedTurns:
         return self._cut(tensor, op)
 
     def summed_here(self, tensor: tf.Tensor) -> tf.Tensor:
-        """See `Turns`."""
+        """Returns the sum over the turns of this replica."""
         return self._cut(tensor, SUM, stays_here=True)
 
     def assert_same_call(self, *_: Any) -> None:

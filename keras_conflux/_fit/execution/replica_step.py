@@ -14,6 +14,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.execution.microbatches import StepInTurns
+from keras_conflux._fit.execution.microbatches import TracedTurns
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.draws import Draws
@@ -37,7 +38,6 @@ from keras_conflux._replication.common_program import CommonProgram
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.steps import Turns
 
 
 class ReplicaStep:
@@ -104,7 +104,7 @@ class ReplicaStep:
         place: Callable[[], Place],
         size: Any,
         compiled: CompiledStep | None = None,
-        turns: Turns | None = None,
+        turns: TracedTurns | None = None,
     ) -> Tree:
         """Traces a step, of a replica or of one of its turns."""
         step = self._step(shard, fraction, place, size, compiled)

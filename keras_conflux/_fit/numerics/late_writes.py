@@ -24,7 +24,6 @@ from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.steps import Turns
 
 SUMS = ("Add", "AddV2", "Sub")
 """Operations that add a change to a variable's former value."""
@@ -67,7 +66,7 @@ def _share_of_turns(
     variable: keras.Variable,
     value: tf.Tensor,
     step: Step,
-    turns: Turns,
+    turns: Any,
     comes_together: bool,
 ) -> tf.Tensor:
     """Returns the share of a replica, which it writes once after its turns.
