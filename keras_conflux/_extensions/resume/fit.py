@@ -72,10 +72,7 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
         saved = _saved(resume, callbacks, call.arguments, parts)
         training = ResumableFit(call, resume, callbacks, saved, parts, writer)
         call.arguments["callbacks"] = training
-        with (
-            _waiting.to([training.position]),
-            training.preemption.noted(),
-        ):
+        with _waiting.to([training.position]), training.preemption.noted():
             history = run()
         ended_here.add(resume.directory)
         return history

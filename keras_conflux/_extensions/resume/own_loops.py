@@ -198,7 +198,7 @@ def load(
     random_generators.set_states(_own(saved.state["generators"]))
     if savers := _savers[saved.path.parent.resolve()]:
         savers.add(model)
-    step, *_ = checkpoint_files.position_of(saved.path)
+    step = checkpoint_files.position_of(saved.path)[0]
     return Loaded(step, saved.state["loop"])
 
 

@@ -173,7 +173,9 @@ class Form:
         kinds, new = {self.kind, other.kind}, other.texts - self.texts
         if len(kinds) > 1 and "NoneType" not in kinds:
             return False
-        are_words = not self.texts and all(map(_is_word, new))
+        are_words = not self.texts and all(
+            isinstance(text, str) and text.isidentifier() for text in new
+        )
         return not new or (other.kind != _TEXT and (any_words or are_words))
 
 
@@ -203,10 +205,6 @@ def _texts(value: Any) -> Iterator[str | bytes]:
     elif isinstance(value, Iterable) and not isinstance(value, tf.Tensor):
         for each in value:
             yield from _texts(each)
-
-
-def _is_word(text: str | bytes) -> bool:
-    return isinstance(text, str) and text.isidentifier()
 
 
 def digest(value: Any) -> str:

@@ -41,9 +41,8 @@ def _row(tensor: Any) -> np.ndarray:
     if entries.dtype == object:  # strings
         entries = np.array([zlib.crc32(each) for each in entries])
     entries = np.nan_to_num(entries.astype(np.float64), posinf=0, neginf=0)
-    deviation = entries.std() if len(entries) else 0.0
-    mean = np.abs(entries).mean() if len(entries) else 0.0
-    tolerance = np.sqrt(len(entries)) * (
-        _OF_DEVIATION * deviation + _OF_MEAN * mean
-    )
+    if not len(entries):
+        return np.zeros(_SUMS + 1)
+    spread = _OF_DEVIATION * entries.std() + _OF_MEAN * np.abs(entries).mean()
+    tolerance = np.sqrt(len(entries)) * spread
     return np.append(entries @ _SIGNS[: len(entries)], tolerance)
