@@ -195,7 +195,7 @@ def test_a_pydataset_tells_its_state(tmp_path):
 def test_a_state_of_a_pydataset_that_cannot_be_saved(tmp_path, monkeypatch):
     state = {"random": np.random.default_rng(3)}
     monkeypatch.setattr(Stateful, "state_dict", lambda _: state)
-    expected = r"`Stateful.state_dict\(\)` .* 'random' .* a Generator\. Of a"
+    expected = r"`Stateful.state_dict\(\)`\['random'\] .* a Generator\. Of a"
     with pytest.raises(TypeError, match=expected):
         train(tmp_path, "PyDataset with a state", None)
 
@@ -1298,6 +1298,19 @@ def test_what_load_refuses(tmp_path):
         ValueError, match=r"optimizer's variables .*optimizer\.build"
     ):
         kc.load(model, tmp_path)
+
+
+def test_what_is_not_plain_in_a_state_is_named(tmp_path):
+    model, losses = linear(), kc.Replicas([0.1, 0.2], devices=2)
+    for name, state in {
+        "state": losses,
+        r"state\[0\]": (losses, 1),
+        r"state\['l'\]\[1\]": {"step": 1, "l": [1, losses]},
+    }.items():
+        expected = rf"^{name} is no .* a Replicas\..*`float\(losses\[0\]\)`"
+        with pytest.raises(TypeError, match=expected):
+            kc.save(model, tmp_path, step=1, state=state)
+    assert not kc.checkpoints(tmp_path)
 
 
 def test_another_model_is_not_saved_to_the_same_directory(tmp_path):

@@ -1,5 +1,6 @@
 """Fingerprints by which a checkpoint and a training belong together."""
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -79,9 +80,10 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
 
 def of_compile(model: keras.Model) -> dict[str, Any]:
     """Returns the settings of all optimizers and the names of the losses."""
-    optimizers = model_state.optimizers_of(model)
-    settings: dict[str, Any] = {k: _config(v) for k, v in optimizers.items()}
-    settings["loss"] = getattr(model, "loss", None)
+    settings: dict[str, Any] = {"loss": getattr(model, "loss", None)}
+    for name, optimizer in model_state.optimizers_of(model).items():
+        with contextlib.suppress(Exception):  # of a schedule of the user's
+            settings[name] = optimizer.get_config()
     text = json.dumps(settings, default=_name_of)
     found = {
         ".".join(re.findall(r"\w+", path)): value
@@ -91,17 +93,10 @@ def of_compile(model: keras.Model) -> dict[str, Any]:
     return {k: v for k, v in found.items() if not k.endswith(".name")}
 
 
-def _config(optimizer: Any) -> dict[str, Any]:
-    try:
-        return optimizer.get_config()
-    except Exception:  # such as of a schedule of the user's that has none
-        return {"class": _name_of(optimizer)}
-
-
 def name_changed_settings(saved: Saved, here: dict[str, Any]) -> None:
     """Warns where `of_compile` differs from a checkpoint's."""
     there = saved.state.get("compiled", {})
-    # Older checkpoints have the optimizer of `compile` alone, or none.
+    # Of some optimizers, such as in older checkpoints, nothing is known.
     known = {path.split(".")[0] for path in there}
     changed = [
         f"{path} was {_text(there.get(path))} and is {_text(here.get(path))}"

@@ -23,6 +23,7 @@ from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import model_state
+from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.checkpoint_files import Saved
@@ -55,7 +56,7 @@ def save(
 
     Args:
         model: A compiled model, or one that has its optimizer as an attribute.
-            Models that are trained together are attributes of one.
+            Metrics, and models that are trained together, are attributes, too.
         directory: The directory of the checkpoints, of this training alone.
         step: The number of steps done. The checkpoint with most is the newest.
         state: Other values that the loop needs to go on: numbers, strings,
@@ -97,6 +98,7 @@ def save(
         generators = gathered(what, random_generators.states())
         if process_index() == 0:
             _assert_newest(root, step)
+            plain_values.assert_plain("state", state)
             writer.remove_unfinished(root)
             weights, values = model_state.copied_from(model)
             values |= {

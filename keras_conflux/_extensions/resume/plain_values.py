@@ -142,16 +142,24 @@ def is_plain(value: Any) -> bool:
 def told_state(owner: Any) -> dict[str, Any]:
     """Returns the `state_dict` of an object, if it is plain. It is no copy."""
     state = dict(owner.state_dict())
-    for name, value in state.items():
-        if not is_plain(value):
-            raise TypeError(
-                f"`{type(owner).__name__}.state_dict()` returns under {name!r} "
-                "no plain value. Expected: numbers, strings, arrays, and "
-                "lists, tuples and dicts of them. Received: a "
-                f"{type(value).__name__}. Of a NumPy generator, return "
-                "`generator.bit_generator.state`."
-            )
+    assert_plain(f"`{type(owner).__name__}.state_dict()`", state)
     return state
+
+
+def assert_plain(name: str, value: Any) -> None:
+    """Raises `TypeError` that names the part of a value that is not plain."""
+    if is_plain(value):
+        return
+    parts = dict(enumerate(value)) if type(value) in (list, tuple) else value
+    if isinstance(parts, dict):
+        for key, each in parts.items():
+            assert_plain(f"{name}[{key!r}]", each)
+    raise TypeError(
+        f"{name} is no plain value. Expected: numbers, strings, arrays, and "
+        f"lists, tuples and dicts of them. Received: a {type(value).__name__}. "
+        "Of a NumPy generator, take `generator.bit_generator.state`, and of a "
+        "value of each device one, as in `float(losses[0])`."
+    )
 
 
 class Form:
