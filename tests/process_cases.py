@@ -638,6 +638,9 @@ def loops_are_saved(directory):
     np.random.seed(9)
     kc.load(model, directory / "loop")
     np.testing.assert_array_equal(np.random.random(3), expected)
+    with pytest.raises(ValueError, match="another model"):
+        kc.save(dense(), directory / "loop", step=2)
+    kc.save(model, directory / "loop", step=2)
 
 
 def lists_of_callbacks_write_once(directory):
