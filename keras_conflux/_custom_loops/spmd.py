@@ -35,7 +35,7 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._fit.numerics.warnings import warn_of_shared_variables
+from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
 from keras_conflux._replication import common_state
 from keras_conflux._replication import lost_values
 from keras_conflux._replication import promotion
@@ -384,7 +384,7 @@ class _Compiled:
             branches.refuse_unequal(self._name, program.operations, equal)
             if index == 0:
                 step.graph = program.graph
-                warn_of_shared_variables(step)
+                warn_of_plain_variables(step)
                 program.graph.conflux_program = program
             output = self._watchdog.mark_end(index, output)
         outputs[index] = output

@@ -53,17 +53,16 @@ def variables_behind(handles: Collection[Any]) -> dict[int, Any]:
     """Returns, by the ids of handles, the variables that have them.
 
     A variable with a copy for each device has several. A handle does not know
-    its variable, so this looks at all objects of the program.
+    its variable, unless that has copies: this looks at all objects then.
     """
-    wanted = {id(handle) for handle in handles}
-    found: dict[int, Any] = {}
-    for each in gc.get_objects() if wanted else ():
+    known = {id(handle): container_of(handle) for handle in handles}
+    found = {key: each for key, each in known.items() if each is not None}
+    others = (
+        tf.distribute.DistributedValues,
+        resource_variable_ops._UnreadVariable,
+    )
+    for each in gc.get_objects() if len(found) < len(known) else ():
         kind = type(each)
-        if tf.Variable not in kind.__mro__:
-            continue
-        if isinstance(each, tf.distribute.DistributedValues):
-            copies = each.values
-            found.update((id(copy.handle), each) for copy in copies)
-        elif kind is not resource_variable_ops._UnreadVariable:
+        if tf.Variable in kind.__mro__ and not issubclass(kind, others):
             found.setdefault(id(each.handle), each)
-    return {key: each for key, each in found.items() if key in wanted}
+    return {key: each for key, each in found.items() if key in known}

@@ -141,29 +141,6 @@ def warn_of_plain_variables(step: Step) -> None:
             _warn_of_value(weight, writes[0], step)
 
 
-def warn_of_shared_variables(step: Step) -> None:
-    """Warns of variables with one copy that a step of `withdevices` writes."""
-    if replica_index() != 0 or len(tf.distribute.get_strategy().devices) == 1:
-        return
-    shared = [
-        (handle, writes[0])
-        for handle, writes in _writes(step)
-        if any(not write.type.startswith("Rng") for write in writes)
-        and resources.container_of(handle) is None
-        and not is_own_variable(handle)
-    ]
-    found = resources.variables_behind([handle for handle, _ in shared])
-    if found:
-        names = _listed([repr(each.name) for each in found.values()])
-        step.warn_once(
-            f"shared {names}",
-            f"the replicas share {names}, and each of them writes it. Make it "
-            "in the strategy's scope, as by "
-            "`keras_conflux.replicate(lambda: tf.Variable(...))`.",
-            shared[0][1],
-        )
-
-
 def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
     """Returns the variables of a step that the model does not know.
 
@@ -229,6 +206,10 @@ def _is_right(
 ) -> bool:
     """Whether each replica has a copy, and all write the same to it."""
     alone = len(tf.distribute.get_strategy().devices) == 1
+    if step.model is None:  # a loop, where the user's values may differ
+        draws = any(write.type.startswith("Rng") for write in writes)
+        copies = tf.distribute.DistributedValues
+        return alone or draws or isinstance(variable, copies)
     if step.kinds.is_blind:
         return is_replicated(variable)  # an optimizer's, as far as one can see
     given = [x for write in writes for x in write.inputs]
@@ -251,6 +232,12 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
             "with it, so they draw other numbers than one device and leave it "
             "with another state. Draw by `keras.random` with a "
             "`keras.random.SeedGenerator`."
+        )
+    elif step.model is None:
+        tell(
+            f"the replicas share the variable {described}, and each writes it. "
+            "Make it in the strategy's scope, as by "
+            "`keras_conflux.replicate(lambda: tf.Variable(...))`."
         )
     else:
         tell(
