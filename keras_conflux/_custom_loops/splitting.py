@@ -286,27 +286,25 @@ def shard(
     if leaves and all(hasattr(leaf, "shape") for leaf in leaves):
         rows.assert_has_samples(samples)
         length = rows.sample_count(samples)
-        begin, size = _part(length, index, count, pad)
-        return trees.map_leaves(
-            lambda leaf: _cut_of_worker(leaf, begin, size), samples
-        )
+        part = _part(length, index, count, pad)
+        return trees.map_leaves(lambda x: _cut_of_worker(x, part), samples)
     if not hasattr(samples, "__len__") or isinstance(samples, dict | str):
         raise TypeError(
             "`shard` takes arrays, a tree of arrays, a `tf.data.Dataset`, or "
             "an object with a length and indices. Received: "
             f"{type(samples).__name__}."
         )
-    return _View(samples, *_part(len(samples), index, count, pad))
+    return _View(samples, _part(len(samples), index, count, pad))
 
 
-def _part(length: int, index: int, count: int, pad: bool) -> tuple[int, int]:
-    """Returns a part's first sample and size; past the last comes the first."""
+def _part(length: int, index: int, count: int, pad: bool) -> range:
+    """Returns the samples of a part; past the last one comes the first."""
     size = -(-length // count)
     begin = index * size
-    if pad:
-        return begin % max(length, 1), size
-    begin = min(begin, length)
-    return begin, min(size, length - begin)
+    if not pad:
+        return range(length)[begin : begin + size]
+    begin %= max(length, 1)
+    return range(begin, begin + size)
 
 
 def _of_dataset(
@@ -322,18 +320,18 @@ def _of_dataset(
             ", or say how long it is with `dataset.apply("
             "tf.data.experimental.assert_cardinality(length))`."
         )
-    begin, size = _part(length, index, count, pad)
-    if begin + size > length:
+    part = _part(length, index, count, pad)
+    if part.stop > length:
         dataset = dataset.repeat(2)
-    return dataset.skip(begin).take(size)
+    return dataset.skip(part.start).take(len(part))
 
 
-def _cut_of_worker(leaf: Any, begin: int, size: int) -> Any:
+def _cut_of_worker(leaf: Any, part: range) -> Any:
     length = int(rows.length_of(leaf))
-    more = begin + size - length
-    if more <= 0:
-        return _rows(leaf, begin, begin + size)
-    pieces = [_rows(leaf, begin, length), _rows(leaf, 0, more)]
+    if part.stop <= length:
+        return _rows(leaf, part.start, part.stop)
+    more = part.stop - length
+    pieces = [_rows(leaf, part.start, length), _rows(leaf, 0, more)]
     is_tensor = isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor)
     return rows.joined(pieces) if is_tensor else np.concatenate(pieces)
 
@@ -347,16 +345,15 @@ def _rows(leaf: Any, begin: int, end: int) -> Any:
 class _View(Sequence[Any]):
     """Some elements of a sequence, looked up when they are asked for."""
 
-    def __init__(self, samples: Any, begin: int, size: int) -> None:
+    def __init__(self, samples: Any, part: range) -> None:
         self._samples = samples
-        self._begin = begin
-        self._size = size
+        self._part = part
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._part)
 
     def __getitem__(self, which: int | slice) -> Any:
-        chosen = range(self._size)[which]
+        chosen, count = self._part[which], len(self._samples)
         if isinstance(chosen, range):
-            return [self[position] for position in chosen]
-        return self._samples[(self._begin + chosen) % len(self._samples)]
+            return [self._samples[each % count] for each in chosen]
+        return self._samples[chosen % count]
