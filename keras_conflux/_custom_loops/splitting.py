@@ -144,28 +144,36 @@ def distribute(
     chosen = _devices(devices)
 
     def ready(source: Iterable[Any]) -> Iterator[Any]:
-        is_first = iter([True])
+        sums: list[int] = []
 
         def parts(batch: Tree) -> Any:
-            found = _split(batch, chosen, at_once=ahead > 0)
-            if next(is_first, False):  # for which all processes wait
-                _assert_of_all_processes(batch)
-            return found
+            if not sums:
+                sums.append(checksum([batch]))
+            return _split(batch, chosen, at_once=ahead > 0)
 
-        return run_ahead(source, parts, ahead) if ahead else map(parts, source)
+        found = run_ahead(source, parts, ahead) if ahead else map(parts, source)
+        return _compared(found, sums)
 
     return Batches(dataset, ready)
 
 
-def _assert_of_all_processes(batch: Tree) -> None:
-    told = all_gather_json("a first batch of `distribute`", checksum([batch]))
-    if len(set(told)) > 1:
-        error = ReplicaMismatchError(
-            "The processes have drawn different batches for `distribute`, and "
-            "each is to take its rows of the same ones. Give shuffles the same "
-            "seed, and do not use `keras_conflux.shard` here."
-        )
-        raise of_all_processes(error)
+def _compared(batches: Iterator[Any], sums: list[int]) -> Iterator[Any]:
+    """Yields batches, the first one when all processes have the same.
+
+    They meet in the thread that asks for it, as no other one keeps their order.
+    """
+    for first in batches:
+        told = all_gather_json("a first batch of `distribute`", sums)
+        if any(each != told[0] for each in told):
+            error = ReplicaMismatchError(
+                "The processes have drawn different batches for `distribute`, "
+                "and each is to take its rows of the same ones. Give shuffles "
+                "the same seed, and do not use `keras_conflux.shard` here."
+            )
+            raise of_all_processes(error)
+        yield first
+        del first  # lest it is held while others are drawn
+        yield from batches
 
 
 def _devices(devices: DevicesLike) -> tuple[Device, ...]:

@@ -194,9 +194,7 @@ def _keep_at_next_reset(model: Any, variables: list[keras.Variable]) -> None:
     vars(model)["reset_metrics"] = reset_once
 
 
-def _values(
-    variables: list[keras.Variable],
-) -> list[tuple[keras.Variable, np.ndarray]]:
+def _values(variables: list[keras.Variable]) -> list[tuple]:
     return [(v, np.array(keras_variables.as_tensor(v))) for v in variables]
 
 

@@ -64,9 +64,7 @@ def make(
     iterator.conflux = _Attachment(observer, groups)
 
 
-def enumerate_step_groups(
-    original: Callable, iterator: Any
-) -> Iterator[tuple[Any, ...]]:
+def enumerate_step_groups(original: Callable, iterator: Any) -> Iterator[tuple]:
     """Yields `(first step, last step, step group)` for an epoch."""
     attachment = _attachment_of(iterator)
     number = iterator.num_batches
