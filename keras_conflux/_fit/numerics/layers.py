@@ -227,8 +227,8 @@ def _warn_of_gradient(
     who = "step" if layer is None else f"layer {layer.name!r}"
     step.warn_once(
         f"gradient of layer {place}: {type(layer).__name__}",
-        f"the gradient that the {who} defines, as by `tf.custom_gradient`, "
-        + how,
+        f"the gradient that the {who} defines, as by "
+        f"`tf.custom_gradient`, {how}",
         operation,
     )
 
