@@ -58,15 +58,6 @@ def soon(condition):
     return condition()
 
 
-def settled(source):
-    """Returns how many are drawn once no more are."""
-    before = -1
-    while source.drawn != before:
-        before = source.drawn
-        time.sleep(0.2)
-    return before
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _quick_collections():
     """Objects of other test modules are not looked through each time."""
@@ -137,7 +128,9 @@ def test_so_many_are_drawn_and_no_more(ahead):
     assert source.drawn == 0
     for taken in (1, 2, 3):
         next(batches)
-        assert settled(source) == taken + ahead
+        assert soon(lambda least=taken + ahead: source.drawn >= least)
+        time.sleep(0.2)
+        assert source.drawn == taken + ahead
         assert len(source.markers) == ahead  # what was used is freed
     batches.close()
     assert soon(lambda: not source.markers)
