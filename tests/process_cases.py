@@ -28,6 +28,7 @@ from models import outcome
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._compat import patching
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input import execution_plan
@@ -86,6 +87,7 @@ def shuffled(replicate):
 
 
 def reshuffled(replicate):
+    patching.begin()  # for plain Keras
     model = replicate(dense())
     model_options.choose(model, None, True, None)
     with epoch_iterator.reshuffling(True):  # on plain Keras, too
