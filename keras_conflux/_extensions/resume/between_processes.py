@@ -27,8 +27,7 @@ def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
         first, *_ = gathered(what, own)
     if process_index() == 0 or first is None:
         return saved
-    path, state = first
-    return Saved(directory_of(path), state)
+    return Saved(directory_of(first[0]), first[1])
 
 
 def _newest(directory: str | os.PathLike[str]) -> Saved | None:

@@ -166,20 +166,17 @@ class InputPosition(EpochObserver):
     def _make_iterators(self, count: int, of_validation: int) -> bool:
         """Makes as many as there were; returns whether none is more."""
         dataset = private_state.dataset_of(self.iterator)
-        are_there = (
-            data_state.make_again(dataset, count),
-            data_state.make_again(self.validation.dataset, of_validation),
-        )
-        return all(are_there)
+        is_there = data_state.make_again(dataset, count)
+        validation = self.validation.dataset
+        return data_state.make_again(validation, of_validation) and is_there
 
     def _note_iterator(self) -> None:
         """Called before an iterator is made of the data."""
         here, start = self._here, self._start
         dataset = private_state.dataset_of(self.iterator)
         here.iterators = data_state.iterators_made(dataset) + 1
-        here.validation_iterators = data_state.iterators_made(
-            self.validation.dataset
-        )
+        validation = self.validation.dataset
+        here.validation_iterators = data_state.iterators_made(validation)
         here.drawn = here.drawn_before = 0
         if start is not None and start.begun:
             random_generators.set_states(start.generators_at_begin, dataset)

@@ -89,8 +89,15 @@ def save(
         )
     root = checkpoint_files.directory_of(directory)
     savers = _savers[root.resolve()]
-    if model not in savers:
-        _assert_none(savers, model.name, root)
+    if savers and model not in savers:
+        gc.collect()  # which forgets models that nobody holds any more
+    for other in () if model in savers else savers:
+        raise ValueError(
+            f"This process has saved another model, {other.name}, to {root}, "
+            f"and the checkpoint of {model.name} would replace it. Save each "
+            "to a directory of its own, or save one model that has both as "
+            "attributes."
+        )
     settings = _settings.setdefault(model, fingerprint.of_compile(model))
     what = "saving a checkpoint"
     with errors_reported_to_all(what):
@@ -107,24 +114,10 @@ def save(
                 "built for": compiled_parts.built_for(model),
                 "compiled": settings,
             }
-            said = writer.write(root, (step, 0), weights, values, keep)
-            if said:
+            if said := writer.write(root, (step, 0), weights, values, keep):
                 warn(said)
         barrier()
     savers.add(model)
-
-
-def _assert_none(savers: Any, name: str, root: pathlib.Path) -> None:
-    """Raises `ValueError` if a model that is in use has been saved there."""
-    if savers:
-        gc.collect()
-    for other in savers:
-        raise ValueError(
-            f"This process has saved another model, {other.name}, to {root}, "
-            f"and the checkpoint of {name} would replace it. Save each to a "
-            "directory of its own, or save one model that has both as "
-            "attributes."
-        )
 
 
 def _assert_newest(root: pathlib.Path, step: int) -> None:
