@@ -168,11 +168,14 @@ def test_nothing_is_said_where_one_device_computes_the_same(caplog):
 
 
 @needs_two
-def test_a_loop_says_once_what_is_not_synchronized(caplog):
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_loop_says_once_what_is_not_synchronized(is_frozen, caplog):
     caplog.set_level(logging.INFO, "keras_conflux")
     model = in_scope()
+    model.layers[0].trainable = not is_frozen
     step = kc.withdevices(lambda x: model(x, training=True), devices=MANY)
     for rows in (6, 7):
         step(kc.split(X[:rows], MANY))
     (said,) = said_of(caplog)
     assert "each of" in said
+    assert (model.layers[1].name in said) == is_frozen

@@ -358,12 +358,11 @@ def _sums_of_all(parts: Iterable[tf.Tensor], axes: Any) -> list[tf.Tensor]:
     return replica_collectives().all_reduce("sum", sums)
 
 
-def _log_if_unsynchronized(
-    layer: Any, training: Any = None, **others: Any
-) -> None:
+def _log_if_unsynchronized(layer: Any, training: Any = None, **_: Any) -> None:
     """Logs it of the model that `fit` trains, or of a loop's first layer."""
     step = steps.current()
-    if step is None or not training or "batch norm" in step.warned:
+    is_apart = training and layer.trainable and not layer.synchronized
+    if step is None or not is_apart or "batch norm" in step.warned:
         return
     step.warned.add("batch norm")
     count = (step.turns or tf.distribute.get_strategy().communicator).size
