@@ -1,6 +1,7 @@
 """The kinds that products of matrices give."""
 
 import dataclasses
+import string
 
 import tensorflow as tf
 
@@ -17,74 +18,55 @@ from keras_conflux._batch_analysis.rule import SAME
 from keras_conflux._batch_analysis.rule import STATISTIC
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import beside_statistics
-from keras_conflux._batch_analysis.rule import has_one_entry
 from keras_conflux._batch_analysis.rule import like
 from keras_conflux._batch_analysis.rule import rules_of
 
 
-def _have_ranks(operation: tf.Operation) -> bool:
-    tensors = (*operation.inputs, *operation.outputs)
-    return None not in [tensor.shape.rank for tensor in tensors]
+def _letters(operation: tf.Operation) -> tuple[list[str], str] | None:
+    """Returns a letter for each axis of the factors, and of their product.
 
-
-def _place(operation: tf.Operation, position: int, axis: int) -> str:
-    """Returns the role of an axis of one of a product's factors."""
+    Axes of one entry, which is there for all along an axis, have none.
+    """
+    if operation.type == "Einsum":
+        left, result = operation.get_attr("equation").decode().split("->")
+        return None if "." in left else (left.split(","), result)
+    ranks = [x.shape.rank for x in (*operation.inputs, *operation.outputs)]
+    if None in ranks:
+        return None
     names = ("adj_x", "adj_y")
     if operation.type == "MatMul":
         names = ("transpose_a", "transpose_b")
-    rank = operation.inputs[position].shape.rank
-    first_is_summed = operation.get_attr(names[position]) ^ (position == 1)
-    if axis < rank - 2:
-        return "leading"
-    return "summed" if (axis == rank - 2) == first_is_summed else "free"
+    leading = string.ascii_uppercase[: ranks[-1] - 2]
+    terms = []
+    for x, name, last in zip(
+        operation.inputs, names, ("ij", "jk"), strict=True
+    ):
+        own = zip(leading[ranks[-1] - x.shape.rank :], x.shape, strict=False)
+        first = [" " if size == 1 else letter for letter, size in own]
+        is_turned = operation.get_attr(name)
+        terms.append("".join(first) + (last[::-1] if is_turned else last))
+    return terms, f"{leading}ik"
 
 
-def _axis_of_product(
-    operation: tf.Operation, inputs: list[Kind], of_rows: list[int]
-) -> int | None:
-    """Returns the samples' axis in a product that keeps it."""
-    output = operation.outputs[0]
-    rank = output.shape.rank
-    places = {_place(operation, i, inputs[i].axis) for i in of_rows}
-    if places == {"free"} and len(of_rows) == 1:
-        return rank - (2 if of_rows == [0] else 1)
-    axes = {
-        inputs[i].axis + rank - operation.inputs[i].shape.rank for i in of_rows
-    }
-    if places != {"leading"} or len(axes) > 1:
+def _product(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows a product of each sample's own, or one that sums over samples."""
+    letters = _letters(operation)
+    if letters is None:
         return None
-    axis = axes.pop()
-    others = [x for i, x in enumerate(operation.inputs) if i not in of_rows]
-    return axis if all(has_one_entry(x, output, axis) for x in others) else None
-
-
-def _positions_of_rows(inputs: list[Kind]) -> list[int]:
-    return [i for i, kind in enumerate(inputs) if kind.role is Role.ROWS]
-
-
-def _rows_of_product(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
-    """Follows a product of each sample's own."""
-    if not _have_ranks(operation):
+    terms, result = letters
+    of_rows = [i for i, kind in enumerate(inputs) if kind.role is Role.ROWS]
+    labels = {terms[i][inputs[i].axis] for i in of_rows} - {" "}
+    label = labels.pop() if len(labels) == 1 else None
+    if label is None or not all(
+        term.count(label) == (i in of_rows) for i, term in enumerate(terms)
+    ):
         return None
-    of_rows = _positions_of_rows(inputs)
-    axis = _axis_of_product(operation, inputs, of_rows) if of_rows else None
-    if axis is None:
-        return None
-    if len(of_rows) == 1 and inputs[of_rows[0]].divided:
-        return inputs[of_rows[0]].at(axis)
-    return combined([inputs[i] for i in of_rows], axis)
-
-
-def _sum_over_samples(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
-    """Follows a product that sums over samples."""
-    if not _have_ranks(operation):
-        return None
-    places = {_place(operation, i, kind.axis) for i, kind in enumerate(inputs)}
-    return _added_up(inputs) if places == {"summed"} else None
+    kinds = [inputs[i] for i in of_rows]
+    if label in result:
+        found = combined(kinds, result.index(label))
+        is_scaled = len(kinds) == 1 and kinds[0].divided
+        return kinds[0].at(found.axis) if is_scaled else found
+    return _added_up(kinds)
 
 
 def _added_up(inputs: list[Kind]) -> Kind | None:
@@ -108,39 +90,17 @@ def _sum_of_filters(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return _added_up([images, slopes])
 
 
-def _einsum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    equation = operation.get_attr("equation").decode()
-    if "." in equation:
-        return None
-    left, result = equation.split("->")
-    terms = left.split(",")
-    of_rows = _positions_of_rows(inputs)
-    labels = {terms[i][inputs[i].axis] for i in of_rows}
-    label = labels.pop() if len(labels) == 1 else None
-    if label is None or not all(
-        term.count(label) == (i in of_rows) for i, term in enumerate(terms)
-    ):
-        return None
-    kinds = [inputs[i] for i in of_rows]
-    if label in result:
-        found = combined(kinds, result.index(label))
-        is_scaled = len(kinds) == 1 and kinds[0].divided
-        return kinds[0].at(found.axis) if is_scaled else found
-    return _added_up(kinds)
-
-
 _STATISTIC = STATISTIC ^ Form.COUNT
 _LINEAR = LINEAR ^ Form.COUNT
 RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of(
         "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul",
-        Rule(_rows_of_product, ANY_ROWS, ANY_ROWS | SAME),
-        Rule(_rows_of_product, SAME, ANY_ROWS),
-        Rule(_sum_over_samples, ANY_ROWS, ANY_ROWS),
+        Rule(_product, ANY_ROWS, ANY_ROWS | SAME),
+        Rule(_product, SAME, ANY_ROWS),
         Rule(like(0), _LINEAR, Form.EQUAL),
         Rule(like(1), Form.EQUAL, _LINEAR),
-        Rule(beside_statistics(_rows_of_product), ANY_ROWS, _STATISTIC),
-        Rule(beside_statistics(_rows_of_product), _STATISTIC, ANY_ROWS),
+        Rule(beside_statistics(_product), ANY_ROWS, _STATISTIC),
+        Rule(beside_statistics(_product), _STATISTIC, ANY_ROWS),
     ),
     **rules_of(
         "Conv2DBackpropFilter Conv3DBackpropFilterV2 "
@@ -150,5 +110,5 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Dilation2DBackpropFilter": (
         Rule(_sum_of_filters, ROWS, Form.EQUAL, ANY_ROWS),
     ),
-    "Einsum": (Rule(_einsum, ANY_ROWS | SAME, ...),),
+    "Einsum": (Rule(_product, ANY_ROWS | SAME, ...),),
 }

@@ -156,7 +156,7 @@ _RIGHT = (
     (
         _LINEAR,
         "BatchMatMul BatchMatMulV3 MatMul",
-        "3.0 COUNT, 4.1 COUNT, 5.1 COUNT, 6.0 COUNT",
+        "2.0 COUNT, 3.1 COUNT, 4.1 COUNT, 5.0 COUNT",
     ),
     (
         _NO_CALL,
