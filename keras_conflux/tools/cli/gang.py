@@ -51,21 +51,6 @@ Event = Ended | signal.Signals | str
 file that nobody reads any more, such as `"standard output"`."""
 
 
-class Outcome(NamedTuple):
-    """How the processes have ended."""
-
-    status: int
-    """The exit status of the first process that failed, or 0."""
-    failed: Ended | None
-    """Which one it was; `None` if none failed before all were to end."""
-    error: str
-    """The error that it has raised, or nothing."""
-    is_interrupted: bool
-    """Whether someone has asked for the end."""
-    heard: int
-    """How many signals of the user's have done so."""
-
-
 class Gang:
     """Starts processes, and ends all when one fails.
 
@@ -98,14 +83,16 @@ class Gang:
         self._readers: list[threading.Thread] = []
         self._running: set[int] = set()
         self._errors = [LastError() for _ in environments]
-        self._failed: Ended | None = None
+        self.failed: Ended | None = None
+        """The first that failed; `None` if none did before all were to end."""
         self._status = 0
-        self._is_closed = False
         # The readers are told to leave when its other end is closed.
         self._leave, self._leave_end = os.pipe()
-        self._is_interrupted = False
+        self.is_interrupted = False
+        """Whether someone has asked for the end."""
         self._is_asked_to_end = False
-        self._heard = 0
+        self.heard = 0
+        """How many signals of the user's have done so."""
         self._told: set[int] = set()
         # The next signals if processes go on beyond the deadline.
         self._deadline: float | None = None
@@ -122,11 +109,21 @@ class Gang:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends whatever still runs."""
+        """Ends whatever still runs, and takes the last output."""
         self._close()
 
-    def wait(self) -> Outcome:
-        """Waits until all processes have ended, and takes their output."""
+    @property
+    def status(self) -> int:
+        """The exit status of the first process that failed, or 0."""
+        return self.failed.status if self.failed else self._status
+
+    @property
+    def error(self) -> str:
+        """The error that it has raised, or nothing."""
+        return self._errors[self.failed.index].text if self.failed else ""
+
+    def wait(self) -> None:
+        """Waits until all processes have ended."""
         while self._running:
             event = self._next_event()
             if event is None:
@@ -137,15 +134,6 @@ class Gang:
                 self._end_without_reader(event)
             else:
                 self._take_note(event)
-        self._close()
-        failed = self._failed
-        return Outcome(
-            failed.status if failed else self._status,
-            failed,
-            self._errors[failed.index].text if failed else "",
-            self._is_interrupted,
-            self._heard,
-        )
 
     def _next_event(self) -> Event | None:
         """Returns the next event, or `None` if the deadline comes first."""
@@ -161,10 +149,10 @@ class Gang:
         self._running.discard(ended.index)
         if ended.status == 0:
             return
-        if not self._failed and ended.status - 128 in self._told:
-            self._is_interrupted = True
+        if not self.failed and ended.status - 128 in self._told:
+            self.is_interrupted = True
         elif not self._is_asked_to_end:
-            self._failed = self._failed or ended
+            self.failed = self.failed or ended
         self._status = self._status or ended.status
         if self._deadline is None and not self._is_asked_to_end:
             self._set_deadline(self._grace_seconds)
@@ -175,22 +163,22 @@ class Gang:
             self._told.add(number)
             self._send(number)
             return
-        self._is_interrupted = True
+        self.is_interrupted = True
         if number == signal.SIGHUP:
             # A terminal that closes may say so more than once, and also to
             # processes that already save. None of this may cut that short.
             if self._deadline is None:
                 self._ask_to_end(signal.SIGTERM)
             return
-        self._heard += 1
-        if self._heard > 1:
+        self.heard += 1
+        if self.heard > 1:
             self._harsher = [signal.SIGKILL]
             self._use_harsher_signal()
         elif not self._is_asked_to_end:
             self._ask_to_end(number)
 
     def _end_without_reader(self, name: str) -> None:
-        self._is_interrupted = True
+        self.is_interrupted = True
         if self._deadline is None and not self._is_asked_to_end:
             self._screen.say(
                 f"nobody reads {name} any more, so all processes shall end"
@@ -249,9 +237,6 @@ class Gang:
 
     def _close(self) -> None:
         """Ends processes that are left behind, and takes the last output."""
-        if self._is_closed:
-            return
-        self._is_closed = True
         # Their pipes hold little now, and all that is left to take.
         self._screen.keep_up_to(math.inf)
         deadline = time.monotonic() + _LAST_OUTPUT_SECONDS

@@ -25,7 +25,6 @@ from keras_conflux.tools.cli import at_least
 from keras_conflux.tools.cli.gang import TOLD
 from keras_conflux.tools.cli.gang import Event
 from keras_conflux.tools.cli.gang import Gang
-from keras_conflux.tools.cli.gang import Outcome
 from keras_conflux.tools.cli.output import RUNNING
 from keras_conflux.tools.cli.output import Screen
 
@@ -132,15 +131,15 @@ def main(options: argparse.Namespace) -> int:
             with Gang(
                 command, environments, options.grace, events, screen
             ) as gang:
-                outcome = gang.wait()
-            is_last = outcome.status == 0 or outcome.is_interrupted
-            if outcome.failed is not None:
+                gang.wait()
+            is_last = gang.status == 0 or gang.is_interrupted
+            if gang.failed is not None:
                 left = 0 if is_last else options.restarts
-                screen.say(_told(outcome, attempt, left))
+                screen.say(_told(gang, attempt, left))
             if is_last:
                 break
-        _wait_for_reader(screen, events, outcome.heard)
-    return outcome.status
+        _wait_for_reader(screen, events, gang.heard)
+    return gang.status
 
 
 def _wait_for_reader(
@@ -289,16 +288,16 @@ def _signals_as_events() -> Iterator["queue.SimpleQueue[Event]"]:
             signal.signal(number, handler)
 
 
-def _told(outcome: Outcome, attempt: int, restarts: int) -> str:
+def _told(gang: Gang, attempt: int, restarts: int) -> str:
     """Returns the message after a failure."""
-    failed = outcome.failed
+    failed = gang.failed
     assert failed is not None
     text = f"process {failed.index} ended with exit status {failed.status}"
     if failed.status > 128:
         number = failed.status - 128
         text += f" ({signal.strsignal(number) or f'signal {number}'})"
-    if outcome.error:
-        text += f": {outcome.error}"
+    if gang.error:
+        text += f": {gang.error}"
     if attempt < restarts:
         return f"{text}; restart {attempt + 1} of {restarts}"
     return f"{text}; no restarts are left" if restarts else text
