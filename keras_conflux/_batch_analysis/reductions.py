@@ -47,7 +47,7 @@ def _each_sample(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     kind, axes = inputs[0], _reduced_axes(operation)
     if axes is None or kind.axis in axes:
         return None
-    kept = operation.get_attr("keep_dims")
+    kept = operation.node_def.attr["keep_dims"].b  # `argmax` has none
     before = 0 if kept else sum(axis < kind.axis for axis in axes)
     return kind.at(kind.axis - before)
 
@@ -128,16 +128,6 @@ def _sum_per_channel(
     return MEAN if inputs[0].divided else TOTAL
 
 
-def _place_of_extreme(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
-    """Follows `argmax(x, axis)`."""
-    axes = _listed_axes(operation, 1)
-    if axes is None or inputs[0].axis in axes:
-        return None
-    return inputs[0].at(inputs[0].axis - (min(axes) < inputs[0].axis))
-
-
 def _largest(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows `top_k(x, n)`, as sorting `n` samples does."""
     rank = operation.inputs[0].shape.rank
@@ -173,7 +163,7 @@ _EACH = Rule(_each_sample, ROWS, Form.EQUAL)
 _OF_PARTS = Rule(_each_sample, Form.DIVIDED, Form.EQUAL)
 _MOVED_SUMS = Rule(_entries_of_sums, LINEAR, Form.EQUAL, ...)
 RULES: dict[str, tuple[Rule, ...]] = {
-    **rules_of("All Any EuclideanNorm Max Min ReduceJoin", _EACH),
+    **rules_of("All Any ArgMax ArgMin EuclideanNorm Max Min ReduceJoin", _EACH),
     "Sum": (
         _EACH,
         Rule(_over_samples(TOTAL), ROWS, Form.EQUAL),
@@ -201,7 +191,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(on_last(1), ROWS, Form.EQUAL),
         Rule(_largest, ROWS, Form.COUNT),
     ),
-    **rules_of("ArgMax ArgMin", Rule(_place_of_extreme, ROWS, Form.EQUAL)),
     **rules_of(
         "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3",
         Rule(_normalized, ROWS, *[Form.EQUAL] * 4),

@@ -89,7 +89,7 @@ _RIGHT = (
     ),
     (
         _LINEAR,
-        "EuclideanNorm Max SoftmaxCrossEntropyWithLogits",
+        "ArgMax EuclideanNorm Max SoftmaxCrossEntropyWithLogits",
         "0.0 COUNT",
     ),
     (
