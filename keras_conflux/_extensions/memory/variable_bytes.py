@@ -21,9 +21,8 @@ class Held:
     """A variable that each device holds, or a part of it."""
 
     variable: keras.Variable
-    of_optimizer: bool = False
-    is_accumulator: bool = False
-    """Whether it adds up gradients between updates."""
+    cut_by: tuple[Shard, ...] = ("weights",)
+    """The choices of `shard` that may leave a device a part of it."""
 
     def size(self, shard: Shard | None, devices: int) -> int:
         """Returns its bytes on each of so many devices."""
@@ -32,13 +31,8 @@ class Held:
             here = strategy.shard, strategy.communicator.size
             if here == (shard, devices):
                 return trees.bytes_of(state.copies(self.variable)[0])
-        is_cut = shard == "weights" or (
-            shard == "optimizer"
-            and self.of_optimizer
-            and not self.is_accumulator
-        )
         entries = None
-        if is_cut and state.is_mirrored(self.variable):
+        if shard in self.cut_by and state.is_mirrored(self.variable):
             entries = parts.part_size(self.variable, devices)
         if entries is None:
             return trees.bytes_of(self.variable)
@@ -65,13 +59,16 @@ def optimizers_of(model: keras.Model) -> list[Held] | None:
         if built is None:
             return None
         found.append(built)
-    accumulators = {
+    # Sums of gradients between updates are not cut with the other state.
+    sums = {
         id(variable)
         for each in state.stateful_objects(found)
         for variable in keras_models.accumulators(each)
     }
     return [
-        Held(variable, of_optimizer=True, is_accumulator=key in accumulators)
+        Held(
+            variable, ("weights",) if key in sums else ("weights", "optimizer")
+        )
         for key, variable in state.state_of(found).items()
     ]
 
