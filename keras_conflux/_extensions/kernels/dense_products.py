@@ -122,26 +122,24 @@ class _Form:
         All sizes but the number of samples have to be known, and not zero.
         """
         tensors = (batch, weights, *bias)
-        axes = self.rows + self.summed
-        if [x.shape.rank for x in tensors[:2]] != [
-            len(axes),
-            len(self.weights),
-        ]:
+        ranks = len(self.rows + self.summed), len(self.weights)
+        if (batch.shape.rank, weights.shape.rank) != ranks:
             return False
-        sizes = dict(zip(axes, batch.shape, strict=True))
+        summed = self._sizes(weights, self.summed)
+        columns = self._sizes(weights, self.columns)
         return (
             batch.dtype.is_floating
             and {x.dtype for x in tensors} == {batch.dtype}
             and all([*batch.shape[1:], *weights.shape])
-            and all(sizes[x] == self._size(weights, x) for x in self.summed)
-            and all(list(x.shape) == self._columns(weights) for x in bias)
+            and [*batch.shape[len(self.rows) :]] == summed
+            and all([*x.shape] == columns for x in bias)
         )
 
     def product(
         self, batch: tf.Tensor, weights: tf.Tensor, *bias: tf.Tensor
     ) -> tf.Tensor:
         """Returns the product of tensors that fit, with the bias added."""
-        columns = self._columns(weights)
+        columns = self._sizes(weights, self.columns)
         order = [self.weights.index(x) for x in self.summed + self.columns]
         if order != sorted(order):
             weights = tf.transpose(weights, order)
@@ -152,9 +150,6 @@ class _Form:
         positions = batch.shape[1 : len(self.rows)]
         return tf.reshape(product, [-1, *positions, *columns])
 
-    def _columns(self, weights: tf.Tensor) -> list[Any]:
-        """Returns the sizes of the axes that a product has from its weights."""
-        return [self._size(weights, x) for x in self.columns]
-
-    def _size(self, weights: tf.Tensor, axis: str) -> Any:
-        return weights.shape[self.weights.index(axis)]
+    def _sizes(self, weights: tf.Tensor, axes: str) -> list[Any]:
+        """Returns the sizes of some axes of the weights."""
+        return [weights.shape[self.weights.index(x)] for x in axes]
