@@ -287,18 +287,16 @@ class StepGroups:
     def _draw_ahead(self, epoch: _RunningEpoch, drawn: _Drawn) -> None:
         """Begins to draw the next batches, or says how they are drawn later."""
         maximum, source = min(epoch.left, epoch.maximum), epoch.source
+        in_thread = isinstance(source, tf.data.Iterator)
         budget = NO_DEADLINE
-        if self._draws_ahead and not self._steps.agreed_on:
+        if in_thread and self._draws_ahead and not self._steps.agreed_on:
             budget = self._steps.budget(drawn.count)
+        draw = functools.partial(self._draw, source, maximum, budget)
         if drawn.error is not None or maximum < 1:
             epoch.following = lambda: _Drawn([], 0, drawn.error)
-        elif not isinstance(source, tf.data.Iterator):
-            epoch.following = functools.partial(
-                self._draw, source, maximum, NO_DEADLINE
-            )
+        elif not in_thread:
+            epoch.following = draw
+        elif self._draws_ahead:
+            epoch.following = epoch.start_drawing(draw).result
         else:
-            draw = functools.partial(self._draw, source, maximum, budget)
-            if self._draws_ahead:
-                epoch.following = epoch.start_drawing(draw).result
-            else:
-                epoch.following = lambda: epoch.start_drawing(draw).result()
+            epoch.following = lambda: epoch.start_drawing(draw).result()
