@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._common import rows
+from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._devices.device import Device
@@ -122,12 +123,7 @@ def _spec_of_any_number(stack: tf.Tensor) -> tf.TensorSpec:
 def size_in_bytes(batch: Tree) -> int:
     """Returns how much memory the arrays and tensors of a batch take."""
     leaves = tf.nest.flatten(batch, expand_composites=True)
-    return sum(
-        leaf.dtype.size * (leaf.shape.num_elements() or 0)
-        if isinstance(leaf, tf.Tensor)
-        else getattr(leaf, "nbytes", 0)
-        for leaf in leaves
-    )
+    return sum(trees.bytes_of(x) for x in leaves if hasattr(x, "dtype"))
 
 
 def is_dense(leaf: Any) -> bool:
