@@ -109,13 +109,9 @@ class BatchSharder:
                 "A DistributedDataset has the shards of one process. Give "
                 "`fit` the data set itself: each process takes its rows."
             )
+        local = self._strategy.experimental_local_results
         shards = [
-            trees.map_leaves(
-                lambda leaf, i=index: self._strategy.experimental_local_results(
-                    leaf
-                )[i],
-                batch,
-            )
+            trees.map_leaves(lambda leaf, i=index: local(leaf)[i], batch)
             for index in range(len(self._strategy.devices))
         ]
         return Batch(
