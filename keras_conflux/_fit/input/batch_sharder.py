@@ -68,7 +68,7 @@ class BatchSharder:
         batch, it would be traced again for the last one.
         """
         sharded: list[Batch] = []
-        batches = [_standardized(batch) for batch in drawn]
+        batches = [keras.tree.map_structure(_as_tensor, x) for x in drawn]
         for key, group in itertools.groupby(batches, self._shape):
             if key is None:
                 sharded.extend(self._one(batch, spec) for batch in group)
@@ -162,19 +162,10 @@ class WholeBatchSharder(BatchSharder):
         )
 
 
-def _standardized(batch: Tree) -> Tree:
-    """Makes tensors of arrays, and `None` of Keras' Optionals."""
-    return keras.tree.map_structure(
-        lambda leaf: (
-            None
-            if leaf is None or isinstance(leaf, tf.experimental.Optional)
-            else _as_tensor(leaf)
-        ),
-        batch,
-    )
-
-
 def _as_tensor(leaf: Any) -> Any:
+    """Makes tensors of arrays, and `None` of Keras' Optionals."""
+    if leaf is None or isinstance(leaf, tf.experimental.Optional):
+        return None
     kinds = tf.Tensor | tf.SparseTensor | tf.RaggedTensor
     if isinstance(leaf, kinds | tf.distribute.DistributedValues):
         return leaf

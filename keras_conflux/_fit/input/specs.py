@@ -91,8 +91,12 @@ def specs_of_whole(specs: Tree, count: int) -> Tree:
 
 
 def _known_rows(spec: Any) -> int | None:
-    is_dense = isinstance(spec, tf.TensorSpec) and spec.shape.rank
-    return spec.shape[0] if is_dense else None
+    return spec.shape[0] if _is_dense(spec) else None
+
+
+def _is_dense(spec: Any) -> bool:
+    """Whether it is of tensors of samples that have one row each."""
+    return isinstance(spec, tf.TensorSpec) and bool(spec.shape.rank)
 
 
 def opened(specs: Tree) -> Tree:
@@ -133,12 +137,7 @@ def _of_rows(spec: tf.TensorSpec, rows: int | None) -> tf.TensorSpec:
 
 
 def _with_rows(specs: Tree, batch: Tree) -> Tree:
-    leaves = [
-        _of_rows(spec, leaf.shape[0])
-        if isinstance(spec, tf.TensorSpec) and spec.shape.rank
-        else spec
-        for spec, leaf in zip(
-            trees.present(specs), trees.present(batch), strict=True
-        )
-    ]
-    return trees.refill(specs, leaves)
+    def known(spec: Any, leaf: Any) -> Any:
+        return _of_rows(spec, leaf.shape[0]) if _is_dense(spec) else spec
+
+    return keras.tree.map_structure(known, specs, batch)
