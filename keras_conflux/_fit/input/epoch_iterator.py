@@ -99,13 +99,11 @@ def _followed(
 @contextlib.contextmanager
 def catch_end(original: Callable, iterator: Any) -> Iterator[None]:
     """Ends Keras' loop, callbacks included, at the end of data alone."""
-    groups = _attachment_of(iterator).groups
-    with original(iterator):
-        if groups is None:
-            yield
-            return
-        with not_the_end(groups.name, of_a_step=True):
-            yield
+    groups, ends = _attachment_of(iterator).groups, contextlib.nullcontext()
+    if groups is not None:
+        ends = not_the_end(groups.name, of_a_step=True)
+    with original(iterator), ends:
+        yield
 
 
 def make_dataset(original: Callable, adapter: Any) -> Any:
