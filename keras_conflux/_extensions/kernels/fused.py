@@ -50,7 +50,7 @@ class Fused:
 
     def _forward(self, inputs: _Tensors) -> list[tf.Tensor]:
         """Returns the output and the statistics."""
-        queries, keys, values = self._of_known_shapes(inputs)
+        queries, keys, values = map(tf.ensure_shape, inputs, self.shapes)
         bias = None if self.mask is None else self.mask.bias(queries.dtype)
         found = cudnn.forward(queries, keys, values, bias, self.form)
         if self.mask is not None:
@@ -80,7 +80,7 @@ class Fused:
     def _backward(
         self, inputs: _Tensors, known: _Tensors, upstream: tf.Tensor
     ) -> list[tf.Tensor]:
-        queries, keys, values = self._of_known_shapes(inputs)
+        queries, keys, values = map(tf.ensure_shape, inputs, self.shapes)
         output, statistics = known
         upstream = tf.ensure_shape(upstream, output.shape)
         bias = None
@@ -99,12 +99,6 @@ class Fused:
         return _gradients_of(
             lambda *inputs: [self.composed(*inputs)], inputs, [upstream]
         )
-
-    def _of_known_shapes(self, inputs: _Tensors) -> list[tf.Tensor]:
-        return [
-            tf.ensure_shape(tensor, shape)
-            for tensor, shape in zip(inputs, self.shapes, strict=True)
-        ]
 
 
 def _opened(tensors: _Tensors, like: _Tensors) -> list[tf.Tensor]:

@@ -63,12 +63,8 @@ def _windows(operation: tf.Operation) -> tuple[_Windows, ...] | None:
         or sizes[1] * sizes[2] > _MOST
     ):
         return None
-    found = tuple(
-        _Windows(*each)
-        for each in zip(
-            sizes[1:3], strides[1:3], outputs[1:3], inputs[1:3], strict=True
-        )
-    )
+    given = (each[1:3] for each in (sizes, strides, outputs, inputs))
+    found = tuple(map(_Windows, *given))
     # With more behind the end, the first window would start before the start.
     starts = all(each.end <= each.length + 1 for each in found)
     return found if starts else None

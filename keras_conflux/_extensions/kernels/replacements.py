@@ -86,9 +86,8 @@ def _sum_over_samples(
     shape = summands.shape
     if (
         summands.dtype not in (tf.bfloat16, tf.float16)
-        or shape.rank is None
-        or shape.rank < 3
         or not shape[1:].is_fully_defined()
+        or len(shape) < 3
         or 0 in shape.as_list()
         or not _are_of_samples(axes, shape)
     ):
@@ -128,9 +127,8 @@ def _residual_sum(
     """
     shape = operation.outputs[0].shape
     if (
-        shape.rank is None
-        or shape.rank < 3
-        or not shape[1:].is_fully_defined()
+        not shape[1:].is_fully_defined()
+        or len(shape) < 3
         or any(x.shape.as_list() != shape.as_list() for x in operation.inputs)
     ):
         return None
