@@ -65,17 +65,13 @@ class _Reader:
         ]
         for body in inside:
             self._leave(operation, body)
-        draws = self._of(operation.inputs[:1] if found else operation.inputs)
+        given = operation.inputs[:1] if found else operation.inputs
+        draws = [self._draws[id(x)] for x in given if id(x) in self._draws]
         if not is_call and _draws(operation):
             draws = [operation]
         if draws:
             self._follow(operation, inputs, outputs, draws[0])
         return outputs
-
-    def _of(self, tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        return [
-            self._draws[id(each)] for each in tensors if id(each) in self._draws
-        ]
 
     def _enter(self, call: tf.Operation, body: Any) -> None:
         given = list(call.inputs)[-len(body.inputs) or len(call.inputs) :]
