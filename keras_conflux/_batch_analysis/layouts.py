@@ -20,14 +20,7 @@ from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import like
 from keras_conflux._batch_analysis.rule import rules_of
 from keras_conflux._batch_analysis.rule import static_value
-
-
-def _packed_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows `[n, 3]`, of which one is a number of samples."""
-    if operation.outputs[0].shape.rank != 1:
-        return None
-    counts = [i for i, kind in enumerate(inputs) if kind.role is Role.COUNT]
-    return shape(counts[0]) if len(counts) == 1 else None
+from keras_conflux._batch_analysis.shapes import moved_sizes
 
 
 def _packed(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -46,20 +39,6 @@ def _as_shape(tensor: tf.Tensor, kind: Kind) -> Kind | None:
     return kind if kind.role is Role.SHAPE else None
 
 
-def _joined_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows `[*shape, 3]`."""
-    found = [i for i, kind in enumerate(inputs) if kind != EQUAL]
-    if len(found) != 1:
-        return None
-    kind = _as_shape(operation.inputs[found[0]], inputs[found[0]])
-    before = operation.inputs[: found[0]]
-    sizes = [tensor.shape.num_elements() for tensor in before]
-    if kind is None or None in sizes:
-        return None
-    place = sum(size for size in sizes if size is not None)
-    return kind.at(place + kind.axis)
-
-
 def _broadcast_sizes(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
@@ -76,26 +55,6 @@ def _broadcast_sizes(
     before_end = rank - kind.axis
     is_one = before_end > len(sizes) or sizes[-before_end] == 1
     return kind.at(max(rank, len(sizes)) - before_end) if is_one else None
-
-
-def _stitched_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows a shape of which some entries are replaced, as by ones."""
-    count = len(inputs) // 2
-    origins: dict[int, tuple[int, int]] = {}
-    for i in range(count):
-        places = static_value(operation.inputs[i])
-        if places is None or places.ndim > 1:
-            return None
-        origins.update({n: (i, k) for k, n in enumerate(places.flat)})
-    of_samples = [
-        place
-        for place, (i, k) in origins.items()
-        if inputs[count + i].role is Role.SHAPE and inputs[count + i].axis == k
-    ]
-    if not of_samples:
-        return EQUAL
-    regular = all(kind.regular for kind in inputs)
-    return shape(int(of_samples[0]), regular) if len(of_samples) == 1 else None
 
 
 def _concat(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -233,13 +192,13 @@ _SUMS = Rule(like(0), LINEAR, Form.EQUAL)
 RULES: dict[str, tuple[Rule, ...]] = {
     "Pack": (
         Rule(_packed, ROWS, ...),
-        Rule(_packed_sizes, Form.COUNT | Form.EQUAL, ...),
+        Rule(moved_sizes, Form.COUNT | Form.EQUAL, ...),
         *SUMS,
     ),
     "ConcatV2": (
         Rule(_concat, ROWS, ..., Form.EQUAL),
         Rule(
-            _joined_sizes,
+            moved_sizes,
             Form.SHAPE | Form.COUNT | Form.EQUAL,
             ...,
             Form.EQUAL,
@@ -248,7 +207,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     **rules_of(
         "DynamicStitch ParallelDynamicStitch",
-        Rule(_stitched_sizes, Form.SHAPE | Form.EQUAL, ...),
+        Rule(moved_sizes, Form.SHAPE | Form.EQUAL, ...),
     ),
     "BroadcastArgs": (
         Rule(_broadcast_sizes, Form.SHAPE, Form.SHAPE | Form.EQUAL),

@@ -179,7 +179,8 @@ def is_zero(tensor: tf.Tensor) -> bool:
     return value is not None and not np.any(value)
 
 
-def _slice(value: Any, begin: Any, size: Any) -> Any:
+def sliced(value: Any, begin: Any, size: Any) -> Any:
+    """Returns a slice of so many entries, or to the end of an axis if -1."""
     ends = [None if n < 0 else b + n for b, n in zip(begin, size, strict=True)]
     return value[tuple(map(slice, begin, ends))]
 
@@ -194,7 +195,7 @@ _ARITHMETIC = {
     "InvertPermutation": np.argsort,
     "Range": np.arange,
     "Reshape": np.reshape,
-    "Slice": _slice,
+    "Slice": sliced,
 }
 
 

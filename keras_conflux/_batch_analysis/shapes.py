@@ -1,5 +1,9 @@
 """The kinds of shapes and sizes, and of tensors made from them."""
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._batch_analysis.kinds import EQUAL
@@ -24,6 +28,7 @@ from keras_conflux._batch_analysis.rule import has_one_entry
 from keras_conflux._batch_analysis.rule import like
 from keras_conflux._batch_analysis.rule import rules_of
 from keras_conflux._batch_analysis.rule import shape_alone
+from keras_conflux._batch_analysis.rule import sliced
 from keras_conflux._batch_analysis.rule import static_value
 
 
@@ -46,6 +51,87 @@ def _of_no_samples(tensor: tf.Tensor, kind: Kind) -> Kind:
     """Returns the kind of a size, which may itself depend on draws."""
     is_open = kind == RANDOM and not tensor.shape.is_fully_defined()
     return RANDOM if is_open else EQUAL
+
+
+def moved_sizes(
+    operation: tf.Operation, inputs: list[Kind]
+) -> list[Kind | None] | None:
+    """Follows a number of samples to its place among other sizes."""
+    given = [*map(_entries, operation.inputs, inputs)]
+    if any(x is None for x in given):
+        return None
+    try:
+        found = _MOVES[operation.type](operation, *given)
+    except (IndexError, TypeError, ValueError):  # as of unknown numbers
+        return None
+    regular = all(kind.regular for kind in inputs)
+    parts = found if isinstance(found, list) else [found]
+    kinds = [_of_entries(each, regular) for each in parts]
+    return None if None in kinds else kinds
+
+
+def _entries(tensor: Any, kind: Kind) -> Any:
+    """Returns the entries of sizes; those that are not known are `None`."""
+    known = static_value(tensor) if kind == EQUAL else None
+    if known is not None or not tensor.shape.is_fully_defined():
+        return known
+    found = np.full(tensor.shape, None)
+    if kind != EQUAL:
+        found[kind.axis if kind.role is Role.SHAPE else ...] = Role.COUNT
+    return found
+
+
+def _of_entries(entries: Any, regular: bool) -> Kind | None:
+    """Returns the kind of some sizes, or of one."""
+    entries = np.asarray(entries, object)
+    places = np.argwhere(entries == Role.COUNT)
+    if not len(places):
+        return EQUAL
+    if len(places) > 1 or entries.ndim > 1:
+        return None
+    return shape(int(places[0, 0]), regular) if entries.ndim else count(regular)
+
+
+def _strided(operation: tf.Operation, sizes: Any, *ends: Any) -> Any:
+    attribute = operation.get_attr
+    if attribute("new_axis_mask") or attribute("ellipsis_mask"):
+        raise ValueError
+    begin, end, step = (int(each[0]) for each in ends)
+    if attribute("shrink_axis_mask") & 1:
+        return sizes[begin]
+    first = None if attribute("begin_mask") & 1 else begin
+    last = None if attribute("end_mask") & 1 else end
+    return sizes[first:last:step]
+
+
+def _stitched(operation: Any, *given: Any) -> Any:
+    """Replaces some sizes, as by ones."""
+    found = np.full(operation.outputs[0].shape, None)
+    half = len(given) // 2
+    for places, sizes in zip(given[:half], given[half:], strict=True):
+        found[places.astype(int)] = sizes
+    return found
+
+
+_MOVES: dict[str, Callable[..., Any]] = {
+    "ConcatV2": lambda _, *parts: np.concatenate(parts[:-1]),
+    "DynamicStitch": _stitched,
+    "GatherV2": lambda _, sizes, places, __: sizes[places.astype(int)],
+    "Pack": lambda _, *parts: np.stack(parts),
+    "ParallelDynamicStitch": _stitched,
+    "Slice": lambda _, sizes, *ends: sliced(
+        sizes, *(x.astype(int) for x in ends)
+    ),
+    "Split": lambda operation, _, sizes: np.split(
+        sizes, len(operation.outputs)
+    ),
+    "SplitV": lambda operation, sizes, *_: np.split(
+        sizes, np.cumsum([x.shape[0] for x in operation.outputs])[:-1]
+    ),
+    "StridedSlice": _strided,
+    "Unpack": lambda _, sizes: [*sizes],
+}
+"""Does what operations do to arrays of sizes."""
 
 
 def _rows_of(sizes: Kind) -> Kind:

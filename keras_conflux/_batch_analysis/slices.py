@@ -1,20 +1,15 @@
 """The kinds that operations give which take a part of a tensor."""
 
 import dataclasses
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Form
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import combined
-from keras_conflux._batch_analysis.kinds import count
 from keras_conflux._batch_analysis.kinds import mixed_rows
-from keras_conflux._batch_analysis.kinds import shape
 from keras_conflux._batch_analysis.rule import ANY_ROWS
 from keras_conflux._batch_analysis.rule import LINEAR
 from keras_conflux._batch_analysis.rule import ROWS
@@ -23,35 +18,7 @@ from keras_conflux._batch_analysis.rule import STATISTIC
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import like
 from keras_conflux._batch_analysis.rule import static_value
-
-
-def _sizes_at(kind: Kind, positions: Any) -> Kind | None:
-    """Returns the kind of the entries of a shape at some positions, or one."""
-    found = np.argwhere(np.equal(positions, kind.axis))
-    if len(found) > 1:
-        return None
-    if not len(found):
-        return EQUAL
-    if np.ndim(positions) == 0:
-        return count(kind.regular)
-    return shape(int(found[0, 0]), kind.regular)
-
-
-def _slice_of_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    given = [static_value(tensor) for tensor in operation.inputs[1:4]]
-    length = operation.inputs[0].shape.num_elements()
-    if any(x is None for x in (*given, length)):
-        return None
-    begin, end, step = (int(x[0]) for x in given)
-    attribute = operation.get_attr
-    if attribute("new_axis_mask") or attribute("ellipsis_mask"):
-        return None
-    positions = np.arange(length)
-    if attribute("shrink_axis_mask") & 1:
-        return _sizes_at(inputs[0], positions[begin])
-    first = None if attribute("begin_mask") & 1 else begin
-    last = None if attribute("end_mask") & 1 else end
-    return _sizes_at(inputs[0], positions[first:last:step])
+from keras_conflux._batch_analysis.shapes import moved_sizes
 
 
 def _slice_of_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -102,12 +69,6 @@ def _slice_grad(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return values.at(sizes.axis) if found == values else None
 
 
-def _unpacked_shape(
-    operation: tf.Operation, inputs: list[Kind]
-) -> list[Kind | None]:
-    return [_sizes_at(inputs[0], i) for i in range(len(operation.outputs))]
-
-
 def _unpack(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     kind = inputs[0]
     rank = operation.inputs[0].shape.rank
@@ -134,18 +95,6 @@ def _split(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     if are_blocks and all(block.one_each for block in kind.joined):
         return dataclasses.replace(kind, blocks=1, joined=())
     return None
-
-
-def _split_sizes(
-    operation: tf.Operation, inputs: list[Kind]
-) -> list[Kind | None] | None:
-    lengths = [x.shape.num_elements() for x in operation.outputs]
-    if None in lengths:
-        return None
-    ends = np.cumsum(lengths)
-    parts = np.split(np.arange(ends[-1]), ends[:-1])
-    sizes = inputs[_SPLITS[operation.type][0]]
-    return [_sizes_at(sizes, part) for part in parts]
 
 
 def _gather_axis(operation: tf.Operation) -> int | None:
@@ -210,14 +159,6 @@ def _shape_of_taken(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return mixed_rows([indices], axis + indices.axis)
 
 
-def _gathered_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows `gather(shape, axes)`, as `tf.tensordot` does for some axes."""
-    axes = static_value(operation.inputs[1])
-    if axes is None or axes.ndim > 1 or operation.get_attr("batch_dims"):
-        return None
-    return _sizes_at(inputs[0], axes)
-
-
 def _looked_up_entries(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
@@ -268,17 +209,6 @@ def _slice_to_a_shape(
     return kind if kind.entries is Entries.ONE and sizes.regular else None
 
 
-def _slice_of_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows `slice(shape, begin, size)`."""
-    begin, size = (static_value(each) for each in operation.inputs[1:])
-    if begin is None or size is None:
-        return None
-    begin, end = int(begin[0]), int(begin[0] + size[0])
-    if size[0] == -1:
-        end = max(begin, inputs[0].axis + 1)
-    return _sizes_at(inputs[0], np.arange(begin, end))
-
-
 _SPLITS = {"Split": (1, 0), "SplitV": (0, 2)}
 """Which inputs are the values, and the axis."""
 _THREE_EQUAL = (Form.EQUAL,) * 3
@@ -286,7 +216,7 @@ _UNKNOWN_VALUES = ANY_ROWS | STATISTIC ^ Form.COUNT
 RULES: dict[str, tuple[Rule, ...]] = {
     "StridedSlice": (
         Rule(_slice_of_rows, ANY_ROWS, *_THREE_EQUAL),
-        Rule(_slice_of_shape, Form.SHAPE, *_THREE_EQUAL),
+        Rule(moved_sizes, Form.SHAPE, *_THREE_EQUAL),
         Rule(like(0), LINEAR, *_THREE_EQUAL),
     ),
     "StridedSliceGrad": (
@@ -295,18 +225,18 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "Unpack": (
         Rule(_unpack, ANY_ROWS),
-        Rule(_unpacked_shape, Form.SHAPE),
+        Rule(moved_sizes, Form.SHAPE),
         Rule(like(0), LINEAR),
     ),
     "Split": (
         Rule(_split, Form.EQUAL, ANY_ROWS),
         Rule(like(1), Form.EQUAL, LINEAR),
-        Rule(_split_sizes, Form.EQUAL, Form.SHAPE),
+        Rule(moved_sizes, Form.EQUAL, Form.SHAPE),
     ),
     "SplitV": (
         Rule(_split, ANY_ROWS, Form.EQUAL, Form.EQUAL),
         Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
-        Rule(_split_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
+        Rule(moved_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
     ),
     "GatherV2": (
         Rule(_looked_up, SAME, ROWS, Form.EQUAL),
@@ -314,7 +244,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_in_batches, ROWS, ROWS, Form.EQUAL),
         Rule(_of_places, Form.ROWS, Form.PLACES, Form.EQUAL),
         Rule(_shape_of_taken, _UNKNOWN_VALUES, ROWS, Form.EQUAL),
-        Rule(_gathered_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
+        Rule(moved_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
         Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
     ),
     "ResourceGather": (Rule(like(1), Form.EQUAL, ROWS),),
@@ -327,7 +257,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Slice": (
         Rule(_slice, ANY_ROWS, Form.EQUAL, Form.EQUAL),
         Rule(_slice_to_a_shape, Form.ROWS, Form.EQUAL, Form.SHAPE),
-        Rule(_slice_of_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
+        Rule(moved_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
         Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
     ),
 }

@@ -149,6 +149,11 @@ _RIGHT = (
         "1.1 TOTAL, 1.1 COUNTED",
     ),
     (
+        _LINEAR,
+        "StridedSlice Unpack",
+        "1.0 COUNT",
+    ),
+    (
         _NOT_TOLD,
         "StridedSlice",
         "2.1 COUNT, 2.2 COUNT, 2.2 TOTAL, 2.2 COUNTED",
@@ -176,7 +181,7 @@ _RIGHT = (
     (
         _NO_CALL,
         "Unpack",
-        "1.0 DIVIDED, 2.0 DIVIDED",
+        "2.0 DIVIDED",
     ),
     (
         _NO_CALL,
