@@ -34,11 +34,6 @@ def before(operation: tf.Operation) -> list[tf.Operation]:
     return [tensor.op for tensor in operation.inputs]
 
 
-def after(operation: tf.Operation) -> list[tf.Operation]:
-    """Returns the operations that read an operation's outputs, in its graph."""
-    return [x for output in operation.outputs for x in output.consumers()]
-
-
 def made_of(tensor: tf.Tensor) -> list[tf.Tensor]:
     """Returns the tensors of which one is made, also in graphs around it."""
     if bodies.is_eager(tensor) or tensor.op.type.startswith("IteratorGetNext"):
