@@ -179,10 +179,51 @@ def is_zero(tensor: tf.Tensor) -> bool:
     return value is not None and not np.any(value)
 
 
-def sliced(value: Any, begin: Any, size: Any) -> Any:
-    """Returns a slice of so many entries, or to the end of an axis if -1."""
-    ends = [None if n < 0 else b + n for b, n in zip(begin, size, strict=True)]
-    return value[tuple(map(slice, begin, ends))]
+def _strided(operation: tf.Operation, sizes: Any, *ends: Any) -> Any:
+    attribute = operation.get_attr
+    if attribute("new_axis_mask") or attribute("ellipsis_mask"):
+        raise ValueError
+    begin, end, step = (int(each[0]) for each in ends)
+    if attribute("shrink_axis_mask") & 1:
+        return sizes[begin]
+    first = None if attribute("begin_mask") & 1 else begin
+    last = None if attribute("end_mask") & 1 else end
+    return sizes[first:last:step]
+
+
+def _stitched(operation: Any, *given: Any) -> Any:
+    """Replaces some sizes, as by ones."""
+    found = np.full(operation.outputs[0].shape, None)
+    half = len(given) // 2
+    for places, sizes in zip(given[:half], given[half:], strict=True):
+        found[places.astype(int)] = sizes
+    return found
+
+
+def _sliced(_: tf.Operation, value: Any, begin: Any, size: Any) -> Any:
+    limits = zip(begin.astype(int), size.astype(int), strict=True)
+    return value[tuple(slice(b, None if n < 0 else b + n) for b, n in limits)]
+
+
+MOVES: dict[str, Callable[..., Any]] = {
+    "ConcatV2": lambda _, *parts: np.concatenate(parts[:-1], parts[-1]),
+    "DynamicStitch": _stitched,
+    "GatherV2": lambda _, sizes, places, __: sizes[places.astype(int)],
+    "Pack": lambda operation, *parts: np.stack(
+        parts, operation.get_attr("axis")
+    ),
+    "ParallelDynamicStitch": _stitched,
+    "Slice": _sliced,
+    "Split": lambda operation, _, sizes: np.split(
+        sizes, len(operation.outputs)
+    ),
+    "SplitV": lambda operation, sizes, *_: np.split(
+        sizes, np.cumsum([x.shape[0] for x in operation.outputs])[:-1]
+    ),
+    "StridedSlice": _strided,
+    "Unpack": lambda _, sizes: [*sizes],
+}
+"""Does to arrays what operations do that move their entries."""
 
 
 _ARITHMETIC = {
@@ -191,11 +232,9 @@ _ARITHMETIC = {
     "Sub": np.subtract,
     "Mul": np.multiply,
     "FloorMod": np.mod,
-    "ConcatV2": lambda *parts: np.concatenate(parts[:-1], parts[-1]),
     "InvertPermutation": np.argsort,
     "Range": np.arange,
     "Reshape": np.reshape,
-    "Slice": sliced,
 }
 
 
@@ -203,11 +242,12 @@ def static_value(tensor: tf.Tensor) -> Any:
     """Returns a tensor's value, also if it is computed from known ones."""
     value = tf.get_static_value(tensor)
     operation = tensor.op
-    if value is not None or operation.type not in (*_ARITHMETIC, "Pack"):
+    moves = operation.type in ("ConcatV2", "Pack", "Slice")
+    if value is not None or not (moves or operation.type in _ARITHMETIC):
         return value
     parts = [static_value(part) for part in operation.inputs]
     if any(part is None for part in parts):
         return None
-    if operation.type == "Pack":
-        return np.stack(parts, operation.get_attr("axis"))
+    if moves:
+        return MOVES[operation.type](operation, *parts)
     return _ARITHMETIC[operation.type](*parts)

@@ -1,6 +1,5 @@
 """The kinds of shapes and sizes, and of tensors made from them."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from keras_conflux._batch_analysis.kinds import mixed_rows
 from keras_conflux._batch_analysis.kinds import shape
 from keras_conflux._batch_analysis.rule import ANY_ROWS
 from keras_conflux._batch_analysis.rule import LINEAR
+from keras_conflux._batch_analysis.rule import MOVES
 from keras_conflux._batch_analysis.rule import ROWS
 from keras_conflux._batch_analysis.rule import SAME
 from keras_conflux._batch_analysis.rule import STATISTIC
@@ -28,7 +28,6 @@ from keras_conflux._batch_analysis.rule import has_one_entry
 from keras_conflux._batch_analysis.rule import like
 from keras_conflux._batch_analysis.rule import rules_of
 from keras_conflux._batch_analysis.rule import shape_alone
-from keras_conflux._batch_analysis.rule import sliced
 from keras_conflux._batch_analysis.rule import static_value
 
 
@@ -61,7 +60,7 @@ def moved_sizes(
     if any(x is None for x in given):
         return None
     try:
-        found = _MOVES[operation.type](operation, *given)
+        found = MOVES[operation.type](operation, *given)
     except (IndexError, TypeError, ValueError):  # as of unknown numbers
         return None
     regular = all(kind.regular for kind in inputs)
@@ -90,48 +89,6 @@ def _of_entries(entries: Any, regular: bool) -> Kind | None:
     if len(places) > 1 or entries.ndim > 1:
         return None
     return shape(int(places[0, 0]), regular) if entries.ndim else count(regular)
-
-
-def _strided(operation: tf.Operation, sizes: Any, *ends: Any) -> Any:
-    attribute = operation.get_attr
-    if attribute("new_axis_mask") or attribute("ellipsis_mask"):
-        raise ValueError
-    begin, end, step = (int(each[0]) for each in ends)
-    if attribute("shrink_axis_mask") & 1:
-        return sizes[begin]
-    first = None if attribute("begin_mask") & 1 else begin
-    last = None if attribute("end_mask") & 1 else end
-    return sizes[first:last:step]
-
-
-def _stitched(operation: Any, *given: Any) -> Any:
-    """Replaces some sizes, as by ones."""
-    found = np.full(operation.outputs[0].shape, None)
-    half = len(given) // 2
-    for places, sizes in zip(given[:half], given[half:], strict=True):
-        found[places.astype(int)] = sizes
-    return found
-
-
-_MOVES: dict[str, Callable[..., Any]] = {
-    "ConcatV2": lambda _, *parts: np.concatenate(parts[:-1]),
-    "DynamicStitch": _stitched,
-    "GatherV2": lambda _, sizes, places, __: sizes[places.astype(int)],
-    "Pack": lambda _, *parts: np.stack(parts),
-    "ParallelDynamicStitch": _stitched,
-    "Slice": lambda _, sizes, *ends: sliced(
-        sizes, *(x.astype(int) for x in ends)
-    ),
-    "Split": lambda operation, _, sizes: np.split(
-        sizes, len(operation.outputs)
-    ),
-    "SplitV": lambda operation, sizes, *_: np.split(
-        sizes, np.cumsum([x.shape[0] for x in operation.outputs])[:-1]
-    ),
-    "StridedSlice": _strided,
-    "Unpack": lambda _, sizes: [*sizes],
-}
-"""Does what operations do to arrays of sizes."""
 
 
 def _rows_of(sizes: Kind) -> Kind:
