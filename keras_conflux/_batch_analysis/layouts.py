@@ -39,24 +39,6 @@ def _as_shape(tensor: tf.Tensor, kind: Kind) -> Kind | None:
     return kind if kind.role is Role.SHAPE else None
 
 
-def _broadcast_sizes(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
-    """Follows the shape of a tensor broadcast to the samples."""
-    ranks = [tensor.shape.num_elements() for tensor in operation.inputs]
-    (rank, kind, other), *more = [
-        (ranks[i], inputs[i], 1 - i)
-        for i in (0, 1)
-        if inputs[i].role is Role.SHAPE
-    ]
-    sizes = static_value(operation.inputs[other])
-    if more or rank is None or sizes is None:
-        return None
-    before_end = rank - kind.axis
-    is_one = before_end > len(sizes) or sizes[-before_end] == 1
-    return kind.at(max(rank, len(sizes)) - before_end) if is_one else None
-
-
 def _concat(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     *parts, _ = inputs
     axis = tf.get_static_value(operation.inputs[-1])
@@ -210,8 +192,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(moved_sizes, Form.SHAPE | Form.EQUAL, ...),
     ),
     "BroadcastArgs": (
-        Rule(_broadcast_sizes, Form.SHAPE, Form.SHAPE | Form.EQUAL),
-        Rule(_broadcast_sizes, Form.EQUAL, Form.SHAPE),
+        Rule(moved_sizes, Form.SHAPE, Form.SHAPE | Form.EQUAL),
+        Rule(moved_sizes, Form.EQUAL, Form.SHAPE),
     ),
     **rules_of(
         "ConjugateTranspose Transpose",

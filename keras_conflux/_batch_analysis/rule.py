@@ -179,6 +179,16 @@ def is_zero(tensor: tf.Tensor) -> bool:
     return value is not None and not np.any(value)
 
 
+def _broadcast(_: tf.Operation, *given: Any) -> Any:
+    """Broadcasts shapes, if no number of samples meets another size than 1."""
+    length = max(map(len, given))
+    sizes = [[1] * (length - len(each)) + [*each] for each in given]
+    pairs = [*zip(*sizes, strict=True)]
+    if any(1 not in each and Role.COUNT in each for each in pairs):
+        raise ValueError
+    return np.array([b if a == 1 else a for a, b in pairs], object)
+
+
 def _strided(operation: tf.Operation, sizes: Any, *ends: Any) -> Any:
     attribute = operation.get_attr
     if attribute("new_axis_mask") or attribute("ellipsis_mask"):
@@ -206,6 +216,7 @@ def _sliced(_: tf.Operation, value: Any, begin: Any, size: Any) -> Any:
 
 
 MOVES: dict[str, Callable[..., Any]] = {
+    "BroadcastArgs": _broadcast,
     "ConcatV2": lambda _, *parts: np.concatenate(parts[:-1], parts[-1]),
     "DynamicStitch": _stitched,
     "GatherV2": lambda _, sizes, places, __: sizes[places.astype(int)],
