@@ -13,7 +13,7 @@ from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import patching
 from keras_conflux._compat.patching import patch
 from keras_conflux._extensions.common import private_names
-from keras_conflux._extensions.resume import between_processes
+from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume.checkpoint_files import Saved
@@ -109,7 +109,7 @@ def _saved(
     resume: Resume, callbacks: list[Any], given: dict[str, Any], parts: int
 ) -> Saved | None:
     """Finds the place to go on. Logs in files go on as well."""
-    saved = between_processes.read_newest(resume.directory)
+    saved = checkpoint_files.read_newest(resume.directory)
     resume.resumed_at = None
     if saved is None:
         return None

@@ -136,7 +136,8 @@ class InputPosition(EpochObserver):
         self.validation.restore(start.validation)
         self._here.iterators = start.iterators
         if over or not start.begun:
-            return self._make_all_iterators(start) or over
+            counts = start.made, start.validation["made"]
+            return self._make_iterators(*counts) or over
         return self._make_iterators(
             start.iterators - 1, start.validation_iterators
         )
@@ -159,9 +160,6 @@ class InputPosition(EpochObserver):
                 here.drawn = here.drawn_before + first + executed
                 here.begun = True
                 yield step
-
-    def _make_all_iterators(self, start: Place) -> bool:
-        return self._make_iterators(start.made, start.validation["made"])
 
     def _make_iterators(self, count: int, of_validation: int) -> bool:
         """Makes as many as there were; returns whether none is more."""
@@ -199,7 +197,7 @@ class InputPosition(EpochObserver):
                 f"been trained when the checkpoint was saved. {_WHAT_TO_DO}"
             )
         self._assert_same(start, batch)
-        self._make_all_iterators(start)
+        self._make_iterators(start.made, start.validation["made"])
         self._here.drawn_before = start.drawn_before
         self._here.begun = True
         if self.iterator.steps_per_epoch:

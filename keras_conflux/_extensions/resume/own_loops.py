@@ -19,14 +19,13 @@ from keras_conflux._common import arguments
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import patching
 from keras_conflux._compat import versions
-from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import writer
-from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.checkpoint_files import gathered
 from keras_conflux._extensions.resume.compat import compiled_parts
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._replication import promotion
@@ -176,7 +175,7 @@ def load(
     versions.assert_in_place("resume", "kc.load")
     patching.begin()
     settings = _settings.setdefault(model, fingerprint.of_compile(model))
-    saved = between_processes.read_newest(directory)
+    saved = checkpoint_files.read_newest(directory)
     if saved is None:
         return None
     if "loop" not in saved.state:

@@ -20,9 +20,9 @@ from keras_conflux._compat import keras_models
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import varying_data
-from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.callback_state import CallbackStates
 from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.checkpoint_files import gathered
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.data_state import ValidationData
@@ -82,8 +82,9 @@ class ResumableFit(keras.callbacks.CallbackList):
         self.preemption = Preemption(resume.signals)
         self._verbose = given["verbose"]
         self._epochs = given["epochs"]
-        self._taken: Callable[[], None] | None = None
-        """Writes the checkpoint that is copied and not written yet."""
+        self._taken: tuple[int, Callable[[], str] | None, int] | None = None
+        """After so many steps of all epochs, what writes the checkpoint that is
+        copied, in the first process, and the signal that came or 0."""
         self._done = 0
         """How many steps former epochs had."""
         self._epoch = 0
@@ -226,7 +227,7 @@ class ResumableFit(keras.callbacks.CallbackList):
     def _save_if_due(self, step: int, due: bool) -> None:
         due, signal = self._wanted(f"before step {step}", due)
         if due or signal:
-            self._taken = self._take(step, signal)
+            self._take(step, signal)
 
     def _wanted(self, where: str, due: bool) -> tuple[bool, int]:
         """Returns whether any process wants to save, and a signal that came."""
@@ -236,23 +237,18 @@ class ResumableFit(keras.callbacks.CallbackList):
         )
         return any(each for each, _ in wanted), max(each for _, each in wanted)
 
-    def _take(self, step: int, signal: int) -> Callable[[], None]:
-        """Copies all that a checkpoint has, for `_finish` to write."""
+    def _take(self, step: int, signal: int) -> None:
+        """Copies all that a checkpoint has, for `_put_down` to write."""
         began = time.monotonic()
         self._writer.wait()
         model_state.gather(self._trained)
-        parts = self._of_all_parts(step)
+        what = f"the place in the data before step {step}"
+        place = dict(vars(self.position.place_before(step)))
+        own = {"place": place, "data": self._data}
+        parts = gathered(what, own) if self._parts > 1 else [own]
         copied = self._copied(step, parts) if process_index() == 0 else None
         self._resume.pauses.append(time.monotonic() - began)
-        steps = self._done + step
-        return functools.partial(self._finish, steps, copied, signal)
-
-    def _of_all_parts(self, step: int) -> list[dict[str, Any]]:
-        """Returns each process' place in its data, with their description."""
-        place = self.position.place_before(step)
-        own = {"place": dict(vars(place)), "data": self._data}
-        what = f"the place in the data before step {step}"
-        return gathered(what, own) if self._parts > 1 else [own]
+        self._taken = self._done + step, copied, signal
 
     def _copied(
         self, step: int, parts: list[dict[str, Any]]
@@ -274,18 +270,10 @@ class ResumableFit(keras.callbacks.CallbackList):
         return functools.partial(write, root, position, weights, state, keep)
 
     def _put_down(self) -> None:
-        """Writes the state that was taken, if any."""
-        taken, self._taken = self._taken, None
-        if taken is not None:
-            taken()
-
-    def _finish(
-        self, steps: int, copied: Callable[[], str] | None, signal: int
-    ) -> None:
-        """Writes what was copied after so many steps of all epochs.
-
-        Another process does so if it is `None`. The signal is 0 without one.
-        """
+        """Writes the state that was taken, if any. After a signal, it ends."""
+        if self._taken is None:
+            return
+        (steps, copied, signal), self._taken = self._taken, None
         self._interval.restart(steps)
         if copied is not None:
             self._writer.start(copied)

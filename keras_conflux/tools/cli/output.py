@@ -5,6 +5,7 @@ of such a line is written, and from time to time one in between.
 """
 
 import errno
+import functools
 import os
 import select
 import threading
@@ -116,17 +117,14 @@ class Sink:
                 # Someone has set the file not to wait for its reader.
                 select.select([], [self._descriptor], [])
             except OSError as error:
-                if self._has_no_reader(error):
+                # A terminal that was closed fails like a broken disk.
+                is_hung_up = self._is_terminal and error.errno == errno.EIO
+                if is_hung_up or error.errno in _GONE:
                     self._give_up()
                 elif not self._is_failing:
                     self._is_failing = True
                     self._on_failure(error)
                 break
-
-    def _has_no_reader(self, error: OSError) -> bool:
-        # A terminal that was closed fails like a broken disk.
-        is_hung_up = self._is_terminal and error.errno == errno.EIO
-        return is_hung_up or error.errno in _GONE
 
     def _give_up(self) -> None:
         with self._changed:
@@ -144,11 +142,13 @@ class Screen:
     """
 
     def __init__(self, on_gone: Callable[[str], None]) -> None:
-        self._on_gone = on_gone
         self._files: dict[int, Sink] = {}
-        for descriptor in _NAMES:
-            found = self._same(descriptor) or self._sink(descriptor)
-            self._files[descriptor] = found
+        for descriptor, name in _NAMES.items():
+            self._files[descriptor] = self._same(descriptor) or Sink(
+                descriptor,
+                functools.partial(on_gone, name),
+                functools.partial(self._tell_of_failure, descriptor),
+            )
 
     def write(self, descriptor: int, line: bytes) -> None:
         """Writes a line, once its reader has room for it."""
@@ -188,14 +188,6 @@ class Screen:
             except OSError:  # one is closed
                 continue
         return None
-
-    def _sink(self, descriptor: int) -> Sink:
-        name = _NAMES[descriptor]
-        return Sink(
-            descriptor,
-            lambda: self._on_gone(name),
-            lambda error: self._tell_of_failure(descriptor, error),
-        )
 
     def _tell_of_failure(self, descriptor: int, error: OSError) -> None:
         (other,) = _NAMES.keys() - {descriptor}
