@@ -27,6 +27,7 @@ from conftest import RUN_LONG_TESTS
 
 import keras_conflux as kc
 from keras_conflux._extensions.resume import fit as resumed_fit
+from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import stored_arrays
 
 WEIGHTS, STATE = "model.weights.h5", "state.npz"
@@ -63,8 +64,12 @@ def newest(runs):
     return max(runs.glob("step-*"))
 
 
+class TakesTooLong(BaseException):
+    """Is no error that a checkpoint may lead to."""
+
+
 def in_time():
-    return limited(SECONDS, AssertionError)
+    return limited(SECONDS, TakesTooLong)
 
 
 def outside(path, tmp_path):
@@ -175,6 +180,39 @@ def test_other_things_in_place_of_files(model, runs, tmp_path, name, kind):
     assert_older_is_used(model, runs, tmp_path, name)
 
 
+def a_file(path, tmp_path):
+    path.rmdir()
+    path.write_text("x")
+
+
+def a_pipe(path, tmp_path):
+    path.rmdir()
+    os.mkfifo(path)
+
+
+def a_link_to_another(path, tmp_path):
+    path.rmdir()
+    shutil.copytree(newest(path.parent), outside(path, tmp_path))
+    path.symlink_to(outside(path, tmp_path))
+
+
+def a_link_to_itself(path, tmp_path):
+    path.rmdir()
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(
+    "kind", [a_file, a_pipe, a_link_to_another, a_link_to_itself]
+)
+def test_other_things_in_place_of_folders(model, runs, tmp_path, kind):
+    shutil.rmtree(newest(runs))
+    path = runs / "step-000000000009-000000"
+    path.mkdir()
+    kind(path, tmp_path)
+    named = "it is a link" if path.is_symlink() else "cannot be read"
+    assert_older_is_used(model, runs, tmp_path, named)
+
+
 def state_of(runs):
     """Returns what a checkpoint tells, and its arrays."""
     with open(newest(runs) / STATE, "rb") as file:
@@ -262,6 +300,51 @@ def test_arrays_that_the_model_does_not_have(model, runs, tmp_path):
         kc.load(model, runs)
     tell(runs, told, {})
     assert_older_is_used(model, runs, tmp_path, "cannot be read")
+
+
+def test_an_array_that_is_told_more_than_once(model, runs, tmp_path):
+    told, arrays = state_of(runs)
+    (name, *_) = arrays
+    under(told["state"], "variables")[:] = [{"array": name}] * 2
+    tell(runs, told, arrays)
+    assert_older_is_used(model, runs, tmp_path, "cannot be read")
+
+
+def of_numpy(name):
+    return np.random.Generator(getattr(np.random, name)(1)).bit_generator.state
+
+
+KEY = np.zeros(624, "uint32")
+LEGACY = [
+    ("MT19937", KEY, 2**30, 0, 0.0),
+    ["MT19937", KEY, -1],
+    (np.array(["MT19937"]), KEY, np.int64(625)),
+]
+
+
+@hypothesis.settings(max_examples=20, deadline=None, database=None)
+@hypothesis.given(
+    place=st.integers(-(2**31), 2**31 - 1).filter(lambda x: not 0 <= x <= 624),
+    kind=st.sampled_from(["MT19937", "Philox", *LEGACY]),
+    is_scalar=st.booleans(),
+)
+def test_generators_that_would_read_other_memory(place, kind, is_scalar):
+    state = kind
+    if isinstance(kind, str):
+        state = of_numpy(kind)
+        inner = state["state"] if kind == "MT19937" else state
+        name = "pos" if kind == "MT19937" else "buffer_pos"
+        inner[name] = np.int32(place) if is_scalar else place
+    content = plain_values.to_bytes({"any": [plain_values.State(state)]})
+    with pytest.raises(ValueError, match="generator"):
+        plain_values.from_bytes(content)
+
+
+def test_generators_of_numpy_are_read():
+    for name in ("MT19937", "Philox", "PCG64", "PCG64DXSM", "SFC64"):
+        plain_values.from_bytes(plain_values.to_bytes(of_numpy(name)))
+    for state in (np.random.get_state(), {"bit_generator": of_numpy("SFC64")}):
+        plain_values.from_bytes(plain_values.to_bytes(state))
 
 
 def test_weights_that_unpack_to_more_than_the_model(model, runs, tmp_path):

@@ -113,11 +113,13 @@ def _described(path: pathlib.Path) -> Checkpoint:
     except Damage as error:
         damage = str(error)
     step, epoch, _ = position_of(path)
-    files = [each.lstat() for each in path.iterdir()]
+    is_folder = path.is_dir() and not path.is_symlink()
+    inside = path.iterdir() if is_folder else [path]
+    files = [each.lstat() for each in inside]
     if not files:  # it has gone
         raise FileNotFoundError(path)
     size = sum(each.st_size for each in files)
-    modified = max((each.st_mtime for each in files), default=0)
+    modified = max(each.st_mtime for each in files)
     return Checkpoint(path, step, epoch, size, modified, damage)
 
 
@@ -151,6 +153,8 @@ def new_path(root: pathlib.Path, step: int, epoch: int) -> pathlib.Path:
 
 def read(path: pathlib.Path) -> Saved:
     """Returns the contents of a folder, or raises its `Damage`."""
+    if path.is_symlink():
+        raise Damage("it is a link")
     try:
         with open_file(path / STATE) as file:
             told, arrays = stored_arrays.read(file)
