@@ -24,8 +24,8 @@ import resume_cases
 
 import keras_conflux as kc
 from keras_conflux._extensions.resume import model_state
-from keras_conflux._extensions.resume.callback_state import CallbackStates
 from keras_conflux._extensions.resume.compat import random_generators
+from keras_conflux._extensions.resume.held_attributes import CallbackStates
 
 BY_URL = os.environ.get("KILLS_BY_URL") == "1"
 """Whether checkpoints are put where nothing is renamed."""

@@ -1,19 +1,28 @@
 """What callbacks hold is given back when a training goes on."""
 
 import collections
+import enum
+import pathlib
 import random
 import tracemalloc
+import warnings
 
+import hypothesis
+import hypothesis.strategies as st
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from resume_cases import STEPS
 from test_resume import Kill
 from test_resume import Killed
 from test_resume import linear
 
 import keras_conflux as kc
-from keras_conflux._extensions.resume.callback_state import CallbackStates
+from keras_conflux._extensions.resume import data_state
+from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume.held_attributes import CallbackStates
+from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 
 
 def resumed(folder, make, after=STEPS + 3, epochs=2):
@@ -127,6 +136,173 @@ def test_objects_that_could_lose_their_state_are_named(tmp_path):
     lambdas = keras.callbacks.LambdaCallback(on_epoch_end=counting)
     with pytest.warns(kc.ConfluxWarning, match=r"'on_epoch_end' \(a function"):
         linear(kc.Resume(tmp_path / "c"), lambdas)
+
+
+class Phase(enum.Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+def count_up(count):
+    return count + 1
+
+
+def append(values):
+    values.append(len(values))
+    return values
+
+
+def shuffle(values):
+    return [*values[1:], values[0]]
+
+
+def draw(function):
+    def change(generator):
+        function(generator)
+        return generator
+
+    return change
+
+
+HELD = {
+    "a number": (lambda: 0, count_up),
+    "a list": (list, append),
+    "a deque": (lambda: collections.deque(maxlen=3), append),
+    "an array": (lambda: np.zeros(3), lambda x: x + 1),
+    "paths": (lambda: [pathlib.Path("a/b"), pathlib.Path("c")], shuffle),
+    "NumPy's": (lambda: np.random.default_rng(1), draw(lambda x: x.random())),
+    "MT19937": (
+        lambda: np.random.Generator(np.random.MT19937(1)),
+        draw(lambda x: x.random()),
+    ),
+    "Philox": (
+        lambda: np.random.Generator(np.random.Philox(1)),
+        draw(lambda x: x.random(dtype="f4")),
+    ),
+    "RandomState": (
+        lambda: np.random.RandomState(1),
+        draw(lambda x: x.normal()),
+    ),
+    "Python's": (lambda: random.Random(1), draw(lambda x: x.gauss())),
+    "Keras'": (
+        lambda: keras.random.SeedGenerator(1),
+        draw(lambda x: keras.random.normal([], seed=x)),
+    ),
+    "TensorFlow's": (
+        lambda: tf.random.Generator.from_seed(1),
+        draw(lambda x: x.normal([])),
+    ),
+}
+LOST = {
+    "a state of the system": (random.SystemRandom, draw(lambda x: None)),
+    "a constant": (lambda: Phase.FIRST, lambda _: Phase.SECOND),
+    "an object later": (lambda: None, lambda _: object()),
+    "a generator later": (lambda: None, lambda _: np.random.default_rng(1)),
+    "a huge number": (lambda: 10**5000, lambda x: x),
+    "an array of a class": (lambda: np.zeros(2).view(Array), lambda x: x),
+    "a text": (lambda: "before", lambda _: "after"),
+    "a type": (lambda: 1, lambda _: [1]),
+    "iterators": (lambda: [iter([1])], lambda x: x),
+    "a variable of texts": (lambda: tf.Variable(["a"]), lambda x: x),
+}
+
+
+class Array(np.ndarray):
+    """Has a unit, maybe."""
+
+
+def holding(parent, place, make, change):
+    """Returns an object that holds a value at a place, and a step of it."""
+
+    class Holds(parent):
+        __slots__ = ("slot",)
+        of_class = make()
+
+        def __init__(self):
+            super().__init__()
+            self.slot = make()
+            self.own = make()
+            self.__mangled = make()
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return index
+
+    held = Holds()
+    holder = Holds if place == "of_class" else held
+
+    def step():
+        value = change(getattr(holder, place))
+        setattr(holder, place, value)
+
+    return held, step, lambda: getattr(holder, place)
+
+
+PLACES = ["slot", "own", "_Holds__mangled", "of_class"]
+PARENTS = [keras.callbacks.Callback, keras.utils.PyDataset]
+
+
+def found_in(value):
+    """Returns what tells the state of a value of `HELD`."""
+    for function in ("random", "normal"):
+        if hasattr(value, function):
+            size = ([],) if isinstance(value, tf.random.Generator) else ()
+            return float(getattr(value, function)(*size))
+    return value.state.numpy() if hasattr(value, "state") else value
+
+
+def attributes(held):
+    if isinstance(held, keras.utils.PyDataset):
+        return HeldAttributes(held, data_state.mark)
+    return HeldAttributes(held)
+
+
+def drawn_kinds(kinds):
+    return (
+        st.sampled_from(sorted(kinds)),
+        st.sampled_from(PLACES),
+        st.sampled_from(PARENTS),
+    )
+
+
+@hypothesis.settings(max_examples=40, deadline=None, database=None)
+@hypothesis.given(*drawn_kinds(HELD), st.integers(0, 3), st.integers(0, 3))
+def test_values_at_all_places_are_given_back(kind, place, parent, one, two):
+    def stepped(count, saved=None):
+        held, step, value = holding(parent, place, *HELD[kind])
+        taken = attributes(held)
+        if saved is not None:
+            taken.restore(saved)
+        for _ in range(count):
+            step()
+        return taken, value
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
+        first, _ = stepped(one)
+        told = plain_values.to_bytes(first.changed())
+        _, got = stepped(two, plain_values.from_bytes(told))
+        _, expected = stepped(one + two)
+    np.testing.assert_array_equal(found_in(got()), found_in(expected()))
+
+
+@hypothesis.settings(max_examples=40, deadline=None, database=None)
+@hypothesis.given(*drawn_kinds(LOST))
+def test_values_that_cannot_be_given_back_are_named(kind, place, parent):
+    hypothesis.assume(place != "of_class" or kind in ("a text", "a type"))
+    held, step, _ = holding(parent, place, *LOST[kind])
+
+    def train():
+        taken = attributes(held)
+        for _ in range(2):
+            taken.begin_epoch()
+            step()
+        taken.restore(taken.changed())
+
+    with pytest.warns(kc.ConfluxWarning, match=f"{place}'"):
+        train()
 
 
 class Telling(keras.callbacks.Callback):

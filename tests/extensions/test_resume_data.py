@@ -336,6 +336,55 @@ def test_a_seed_generator_in_tf_data(tmp_path, after):
     assert_goes_on(tmp_path, data, after)
 
 
+class Noisy(Reordered):
+    """Draws from generators of its own, one of them of its class."""
+
+    order_of = np.random.default_rng(5)
+
+    def __init__(self):
+        super().__init__()
+        type(self).order_of = np.random.default_rng(5)
+        self.seed = keras.random.SeedGenerator(3)
+        self.random = np.random.default_rng(3)
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        noise = keras.random.normal(x.shape, seed=self.seed)
+        return x + self.random.normal(size=x.shape) + noise, y
+
+    def on_epoch_end(self):
+        self.order_of.shuffle(self.order)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("after", [STEPS, STEPS + 3])
+def test_generators_of_a_pydataset(tmp_path, after):
+    assert_goes_on(tmp_path, lambda: {"x": Noisy()}, after)
+
+
+def test_what_a_pydataset_loses_is_named(tmp_path):
+    class Holding(Reordered):
+        def on_epoch_end(self):
+            self.order = [*self.order]
+
+    data = Holding()
+    data.noise = keras.layers.GaussianNoise(1.0, seed=3)
+    with pytest.warns(kc.ConfluxWarning) as told:
+        train(lambda: {"x": data}, tmp_path, epochs=2)
+    texts = " ".join(str(each.message) for each in told)
+    assert "PyDataset Holding holds values not saved" in texts
+    assert "'noise' (a GaussianNoise)" in texts
+    assert "Holding has changed in training" in texts
+
+
+def test_one_worker_in_another_process_is_named():
+    data = Reordered()
+    assert not varying_data.causes(None, data)
+    data.workers, data.use_multiprocessing = 1, True
+    (found,) = varying_data.causes(None, data)
+    assert "in other processes" in found
+
+
 class Large(Reordered):
     """Holds its samples, too."""
 

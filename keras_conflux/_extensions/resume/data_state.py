@@ -4,7 +4,6 @@ A shuffle of tf.data takes a seed for each iterator that is made of it, by
 whomever. So the next elements follow from all that were made before.
 """
 
-import types
 import weakref
 import zlib
 from typing import Any
@@ -27,17 +26,7 @@ _made: Any = weakref.WeakKeyDictionary()
 """By data set, how many iterators were made of it."""
 
 
-def held_by(owner: Any) -> HeldAttributes:
-    """Returns the attributes of a `PyDataset`; `None` has none."""
-    if owner is None:
-        owner = types.SimpleNamespace()
-    plain = plain_values.is_plain
-    return HeldAttributes(
-        owner, lambda x: {k: v for k, v in vars(x).items() if plain(v)}, _mark
-    )
-
-
-def _mark(value: Any) -> Any:
+def mark(value: Any) -> Any:
     """Returns a mark that shows, within a process, that a value changes."""
     if not isinstance(value, np.ndarray) or value.nbytes <= _LARGE:
         return plain_values.digest(value)
@@ -56,7 +45,7 @@ class ValidationData:
         self.source = source
         self.dataset = source if isinstance(source, tf.data.Dataset) else None
         is_py_dataset = isinstance(source, keras.utils.PyDataset)
-        self._held = held_by(source if is_py_dataset else None)
+        self._held = HeldAttributes(source if is_py_dataset else None, mark)
 
     def state(self) -> dict[str, Any]:
         """Returns the state that `restore` takes."""

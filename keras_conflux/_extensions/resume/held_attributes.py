@@ -6,8 +6,16 @@ text that could be a path.
 """
 
 import collections
+import contextlib
 import copy
+import datetime
+import enum
+import functools
+import logging
+import pathlib
 import random
+import re
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,31 +25,52 @@ import tensorflow as tf
 
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import plain_values
+from keras_conflux._replication import state
 
-CONTAINERS = (list, dict, set, bytearray, collections.deque)
+_CONTAINERS = (list, dict, set, bytearray, collections.deque)
 """The plain values that may be changed in place."""
 _OF_LOGS = keras.callbacks.History | keras.callbacks.CSVLogger
 """Callbacks whose containers hold the names of logs, which may be any."""
+_KERAS = ("keras.", "keras_conflux.")
 _TOLD = "state_dict()"  # no attribute has such a name
+_SET_ANEW = {"params", "min_delta"}
+"""Attributes that Keras sets in each training, `min_delta` by its old value."""
+_FUNCTIONS = (types.FunctionType, types.MethodType)
+_WITHOUT_STATE = (
+    (types.BuiltinFunctionType, types.ModuleType, type, np.ufunc, np.dtype),
+    (datetime.date, datetime.time, datetime.timedelta, range, slice),
+    (enum.Enum, logging.Logger, pathlib.PurePath, re.Pattern),
+    (tf.DType, tf.TensorShape, tf.TypeSpec, tf.data.Dataset),
+    (keras.Loss, keras.optimizers.schedules.LearningRateSchedule),
+)
 
 
 class HeldAttributes:
-    """Attributes of an object at the begin, or what it tells, and changes."""
+    """Attributes of an object, or what it tells, and changes; `None`'s none."""
 
     def __init__(
         self,
         owner: Any,
-        read: Callable[[Any], dict[str, Any]],
         digest: Callable[[Any], Any] = plain_values.digest,
     ) -> None:
-        self._owner, self._read, self._digest = owner, read, digest
+        self._owner, self._digest = owner, digest
         self._any_words = isinstance(owner, _OF_LOGS)
-        self._tells = tells_its_state(owner)
+        self._tells = hasattr(owner, "state_dict") and hasattr(
+            owner, "load_state_dict"
+        )
         if self._tells:
             plain_values.told_state(owner)  # which may not be saved
-        held = self._now()
+            return
+        held = _savable(owner)
         self._digests = {name: digest(value) for name, value in held.items()}
-        self._forms = _forms(_of_classes(owner) | held)
+        of_classes = {k.rpartition(".")[2]: v for k, v in held.items()}
+        self._forms = _forms(of_classes | held)
+        self._objects = self._without_form(held)
+        """Those that no checkpoint has, as they are no plain values."""
+        if not is_of_keras(owner):
+            _name_what_is_lost(owner, self._objects)
+        self._set_anew: set[str] = set()
+        """Those of them that an `on_epoch_begin` sets."""
         self._changed: set[str] = set()
         """Those that were not as at the begin at some time."""
         self._named: set[str] = set()
@@ -49,20 +78,24 @@ class HeldAttributes:
 
     def begin_epoch(self) -> None:
         """Notes changes of an `on_epoch_begin`; the first one may declare."""
-        now = self._now()
+        if self._tells:
+            return
+        now = _savable(self._owner)
         self._note_changes(now)
         if self._is_new:
             self._forms = _forms(now) | self._forms
+            self._set_anew = self._other_objects(now)
         self._is_new = False
 
     def changed(self) -> dict[str, Any]:
         """Returns copies of the values that can be given back, and changed."""
         if self._tells:
             return {_TOLD: copy.deepcopy(plain_values.told_state(self._owner))}
-        now = self._now()
+        now = _savable(self._owner)
         self._note_changes(now)
         found = {k: v for k, v in now.items() if k in self._changed}
         lost = {k for k, v in found.items() if not self._may_get(k, v)}
+        lost |= self._other_objects(now) - self._set_anew
         new = lost - self._named
         if new and not is_of_keras(self._owner):
             self._named |= new
@@ -110,8 +143,15 @@ class HeldAttributes:
         form = self._forms.get(name)
         return form is not None and form.admits(value, self._any_words)
 
-    def _now(self) -> dict[str, Any]:
-        return {} if self._tells else self._read(self._owner)
+    def _without_form(self, now: dict[str, Any]) -> dict[str, Any]:
+        """Returns all that is held, or was, and is not among these."""
+        every = _held_by(self._owner)
+        names = [x for x in (*every, *self._digests) if x not in now]
+        return {name: every.get(name) for name in names}
+
+    def _other_objects(self, now: dict[str, Any]) -> set[str]:
+        known, found = self._objects, self._without_form(now)
+        return {k for k, v in found.items() if v is not known.get(k, self)}
 
     def _note_changes(self, now: dict[str, Any]) -> None:
         self._changed |= {
@@ -121,32 +161,85 @@ class HeldAttributes:
         }
 
 
-def tells_its_state(owner: Any) -> bool:
-    """Whether an object saves and restores itself."""
-    return hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
+class CallbackStates:
+    """Tells which attributes of callbacks have changed in training."""
+
+    def __init__(self, callbacks: list[Any]) -> None:
+        self._callbacks = callbacks
+        self._held = [HeldAttributes(each) for each in callbacks]
+
+    def begin_epoch(self) -> None:
+        """Called after all callbacks' `on_epoch_begin`."""
+        for held in self._held:
+            held.begin_epoch()
+
+    def changed(self) -> list[list[Any]]:
+        """Returns `[class, values]` for each callback."""
+        return [
+            [type(callback).__name__, held.changed()]
+            for callback, held in zip(self._callbacks, self._held, strict=True)
+        ]
+
+    def restore(self, saved: list[list[Any]]) -> None:
+        """Gives the callbacks their former values."""
+        here = [type(each).__name__ for each in self._callbacks]
+        there = [name for name, *_ in saved]
+        if here != there:
+            raise ValueError(
+                f"The checkpoint was saved with the callbacks {there}, and the "
+                f"call has {here}. Their state belongs to the training: pass "
+                "the same ones in the same order, or use another directory."
+            )
+        for held, (_, values) in zip(self._held, saved, strict=True):
+            held.restore(values)
 
 
 def _forms(values: dict[str, Any]) -> dict[str, plain_values.Form]:
     return {k: plain_values.Form(v) for k, v in values.items()}
 
 
-def _of_classes(owner: Any) -> dict[str, Any]:
-    """Returns the attributes that an object has of its classes."""
-    return {
-        name: value
-        for each in reversed(type(owner).__mro__)
-        for name, value in vars(each).items()
-        if not name.startswith("__") and plain_values.is_plain(value)
-    }
+def _held_by(owner: Any) -> dict[str, Any]:
+    """Returns what an object holds by name, in classes by their names, too."""
+    found = {}
+    for each in reversed(type(owner).__mro__):
+        for name, value in vars(each).items():
+            if isinstance(value, types.MemberDescriptorType):  # a slot
+                if hasattr(owner, name):
+                    found[name] = getattr(owner, name)
+            elif not each.__module__.startswith(_KERAS):
+                found[f"{each.__name__}.{name}"] = value
+    return found | getattr(owner, "__dict__", {})
+
+
+def _savable(owner: Any) -> dict[str, Any]:
+    """Returns the values of an object that are plain. These are no copies."""
+    of_model = _variables_of_model(owner)
+    set_anew = _SET_ANEW if _is_callback(owner) else ()
+    found = {}
+    for name, value in _held_by(owner).items():
+        access = None if id(value) in of_model else _access(value)
+        kept = plain_values.State(access[0]()) if access else value
+        hidden = name in set_anew or ".__" in name
+        if not hidden and plain_values.is_plain(kept):
+            found[name] = kept
+    return found
+
+
+def _variables_of_model(owner: Any) -> set[int]:
+    """Returns the identities of variables that are saved with the model."""
+    model = getattr(owner, "model", None) if _is_callback(owner) else None
+    return {id(variable) for variable in state.variables_of(model)}
 
 
 def _give(owner: Any, values: dict[str, Any]) -> None:
     """Sets attributes, and fills objects that others may hold, too."""
-    held = vars(owner)
+    held = _held_by(owner)
     plain = {}
     for name, value in values.items():
+        access = _access(held.get(name))
         if isinstance(value, plain_values.State):
-            set_state(held.get(name), value.value)
+            if access:
+                access[1](value.value)
         else:
             _fill(held.get(name), value)
             plain[name] = value
@@ -157,12 +250,21 @@ def _give(owner: Any, values: dict[str, Any]) -> None:
             plain_values.digest(value)
         )
         if name not in held or not same:
-            held[name] = value
+            _set(owner, name, value)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute, past a `__setattr__`, in the class that has it."""
+    of_class, _, name = name.rpartition(".")
+    for each in type(owner).__mro__:
+        if each.__name__ == of_class:
+            return setattr(each, name, value)
+    return object.__setattr__(owner, name, value)
 
 
 def _fill(container: Any, value: Any) -> None:
     """Gives a container the content of another one of its kind."""
-    if type(container) is type(value) and isinstance(container, CONTAINERS):
+    if type(container) is type(value) and isinstance(container, _CONTAINERS):
         container.clear()
         if isinstance(container, dict | set):
             container.update(value)
@@ -170,34 +272,71 @@ def _fill(container: Any, value: Any) -> None:
             container.extend(value)
 
 
-def state_of(value: Any) -> Any:
-    """Returns the state of an object as a plain value, or `None`."""
+def _access(value: Any) -> tuple[Callable[[], Any], Callable] | None:
+    """Returns what reads and what sets the state of an object that has one."""
+    if isinstance(value, keras.random.SeedGenerator | tf.random.Generator):
+        value = value.state
     if isinstance(value, keras.Variable | tf.Variable):
-        return value.numpy()
+        return value.numpy, value.assign
     if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
+        bits = value.bit_generator
+        return lambda: bits.state, lambda state: setattr(bits, "state", state)
     if isinstance(value, np.random.RandomState):
-        return value.get_state(legacy=False)
-    return value.getstate() if isinstance(value, random.Random) else None
+        return functools.partial(value.get_state, legacy=False), value.set_state
+    is_of_system = isinstance(value, random.SystemRandom)
+    if isinstance(value, random.Random) and not is_of_system:
+        return value.getstate, value.setstate
+    return None
 
 
-def set_state(value: Any, state: Any) -> None:
-    """Gives an object the state that it had. Others have none."""
-    if isinstance(value, keras.Variable | tf.Variable):
-        value.assign(state)
-    elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = state
-    elif isinstance(value, np.random.RandomState):
-        value.set_state(state)
-    elif isinstance(value, random.Random):
-        value.setstate(state)
+def _is_callback(owner: Any) -> bool:
+    return isinstance(owner, keras.callbacks.Callback)
 
 
 def is_of_keras(callback: Any) -> bool:
-    """Whether Keras or this package has written the callback or its parent."""
-    plain = (keras.callbacks.Callback, keras.callbacks.LambdaCallback)
+    """Whether Keras or this package has written the class or its parent."""
+    plain = (
+        keras.callbacks.Callback,
+        keras.callbacks.LambdaCallback,
+        keras.utils.PyDataset,
+    )
     return any(
-        each.__module__.startswith(("keras.", "keras_conflux."))
+        each.__module__.startswith(_KERAS)
         for each in type(callback).__mro__
         if each not in plain
     )
+
+
+def _name_what_is_lost(owner: Any, objects: dict[str, Any]) -> None:
+    """Warns of attributes that may change in training and are not saved."""
+    known = _variables_of_model(owner)
+    lost = [
+        f"{name!r} (a {type(value).__name__})"
+        for name, value in objects.items()
+        if "." not in name
+        and not plain_values.is_plain(value)
+        and _can_lose_state(value, known)
+    ]
+    if lost:
+        warn(
+            f"The {'callback' if _is_callback(owner) else 'PyDataset'} "
+            f"{type(owner).__name__} holds values not saved, which cannot be "
+            "restored if training is interrupted: "
+            f"{', '.join(lost)}. If it changes in training, give it "
+            "`state_dict()` and `load_state_dict(state)`, which return and "
+            "take numbers, strings, arrays, and lists and dicts of them."
+        )
+
+
+def _can_lose_state(value: Any, known: set[int]) -> bool:
+    if isinstance(value, functools.partial):
+        return _can_lose_state(value.func, known)
+    if isinstance(value, _FUNCTIONS):
+        for cell in getattr(value, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # it is empty
+                if isinstance(cell.cell_contents, _CONTAINERS):
+                    return True
+        return False
+    if isinstance(value, keras.Layer | keras.Optimizer):
+        return not all(id(each) in known for each in value.variables)
+    return id(value) not in known and not isinstance(value, _WITHOUT_STATE)

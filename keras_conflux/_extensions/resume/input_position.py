@@ -19,6 +19,7 @@ from keras_conflux._extensions.resume import sketches
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.data_state import ValidationData
+from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 from keras_conflux._fit.input.calls import Epoch
 from keras_conflux._fit.input.calls import EpochObserver
 
@@ -73,7 +74,7 @@ class InputPosition(EpochObserver):
         self._here = Place()
         self.iterator: Any = None
         """Keras' epoch iterator."""
-        self._held = data_state.held_by(None)
+        self._held = HeldAttributes(None, data_state.mark)
         self.varies = False
         """Whether the data is known to be another each time."""
         self._batches = collections.deque[tuple[int, Tree]]([(-1, None)], 2)
@@ -118,7 +119,8 @@ class InputPosition(EpochObserver):
     def attach(self, iterator: Any) -> None:
         """Follows an epoch iterator of Keras."""
         self.iterator = iterator
-        self._held = data_state.held_by(private_state.py_dataset_of(iterator))
+        owner = private_state.py_dataset_of(iterator)
+        self._held = HeldAttributes(owner, data_state.mark)
         private_state.count_iterators(iterator, self._note_iterator)
 
     def restore(self, over: bool) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import pathlib
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -38,7 +39,9 @@ def encode(value: Any, arrays: Arrays) -> Any:
     Its arrays, no copies of them, are put beside, by names in the result.
     """
     kind = type(value)
-    if value is None or kind in (bool, int, float, str):
+    # Python refuses to write integers of thousands of digits.
+    is_int = kind is int and value.bit_length() < 2**13
+    if value is None or is_int or kind in (bool, float, str):
         return value
     if kind is list:
         return [encode(each, arrays) for each in value]
@@ -52,8 +55,9 @@ def encode(value: Any, arrays: Arrays) -> Any:
 
 def _encoded_array(value: Any, arrays: Arrays) -> dict[str, str]:
     array = np.asarray(value)
-    if array.dtype.hasobject or isinstance(value, np.ma.MaskedArray):
-        raise TypeError("An array of objects or with a mask is no plain value.")
+    is_own = type(value) in (np.ndarray, np.memmap)
+    if array.dtype.hasobject or (isinstance(value, np.ndarray) and not is_own):
+        raise TypeError("An array of objects or of a class is no plain value.")
     name = f"value{len(arrays)}"
     arrays[name] = array
     if isinstance(value, np.ndarray):
@@ -136,6 +140,7 @@ _SIMPLER: dict[type, tuple[Callable, Callable]] = {
     ),
     bytes: (lambda x: x.decode("latin-1"), lambda x: x.encode("latin-1")),
     bytearray: (bytes, bytearray),
+    type(pathlib.Path()): (str, pathlib.Path),
     complex: (lambda x: [x.real, x.imag], lambda x: complex(*x)),
     State: (lambda x: x.value, State),
 }
@@ -197,7 +202,7 @@ class Form:
         """
         other = Form(value)
         kinds, new = {self.kind, other.kind}, other.texts - self.texts
-        if len(kinds) > 1 and "NoneType" not in kinds:
+        if len(kinds) > 1 and ("NoneType" not in kinds or _STATE in kinds):
             return False
         are_words = not self.texts and all(
             isinstance(text, str) and text.isidentifier() for text in new
@@ -205,11 +210,11 @@ class Form:
         return not new or (other.kind != _TEXT and (any_words or are_words))
 
 
-_TEXT = "text"
+_TEXT, _STATE = "text", State.__name__
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, str | bytes | bytearray):
+    if isinstance(value, str | bytes | bytearray | pathlib.Path):
         return _TEXT
     if isinstance(value, bool | int | float | complex):
         return "number"
@@ -221,6 +226,8 @@ def _kind(value: Any) -> str:
 def _texts(value: Any) -> Iterator[str | bytes]:
     if isinstance(value, str | bytes | bytearray):
         yield bytes(value) if isinstance(value, bytearray) else value
+    elif isinstance(value, pathlib.Path):
+        yield str(value)
     elif isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "SU" or value.dtype.names:
             yield from _texts(value.tolist())

@@ -27,10 +27,12 @@ def causes(dataset: Any, source: Any = None, anew: bool = False) -> list[str]:
         anew or dataset.cardinality() != tf.data.INFINITE_CARDINALITY
     ):
         found[_SHUFFLED_BEFORE] = None
-    if isinstance(source, keras.utils.PyDataset) and source.workers > 1:
+    if isinstance(source, keras.utils.PyDataset) and source.workers > (
+        0 if source.use_multiprocessing else 1
+    ):
         found[
-            f"its {source.workers} workers draw random numbers in any order, "
-            "if they draw any"
+            f"its {source.workers} worker(s) draw random numbers in any order, "
+            "or in other processes, if they draw any"
         ] = None
     if isinstance(source, types.GeneratorType):
         found[
