@@ -385,6 +385,41 @@ def test_one_worker_in_another_process_is_named():
     assert "in other processes" in found
 
 
+class Harder(keras.callbacks.Callback):
+    """Sets a variable that the data reads, in the first step of an epoch."""
+
+    def __init__(self, level):
+        super().__init__()
+        self.level = level
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:
+            self.level.assign_add(1.0)
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        assert not state
+
+
+def test_a_variable_that_a_callback_sets_for_the_data(tmp_path):
+    def trained(folder, after=None):
+        keras.utils.set_random_seed(7)
+        level = tf.Variable(1.0)
+        data = SAMPLES.map(lambda x, y: (x * level, y)).batch(BATCH)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        callbacks = [Harder(level), Kill(after), kc.Resume(folder, every=1)]
+        model.fit(data, epochs=2, callbacks=callbacks, verbose=0)
+        return float(level)  # which the batches drawn ahead may not see
+
+    assert trained(tmp_path / "plain") == 3
+    with pytest.raises(Killed):
+        trained(tmp_path / "killed", STEPS + 3)
+    assert trained(tmp_path / "killed") == 3
+
+
 class Large(Reordered):
     """Holds its samples, too."""
 

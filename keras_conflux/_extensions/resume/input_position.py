@@ -204,6 +204,11 @@ class InputPosition(EpochObserver):
         self._here.begun = True
         if self.iterator.steps_per_epoch:
             private_state.add_steps_seen(self.iterator, start.drawn_before)
+        random_generators.set_variables(
+            private_state.dataset_of(self.iterator),
+            start.generators["variables"],
+            start.generators_at_begin["variables"],
+        )
         # Drawing again has repeated the draws of the user's Python code.
         if not private_state.calls_python(self.iterator):
             random_generators.set_states(start.generators)

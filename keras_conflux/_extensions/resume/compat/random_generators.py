@@ -48,8 +48,15 @@ def variables(dataset: Any) -> list[np.ndarray]:
     return [x.numpy() for x in pipelines.variables_of_dataset(dataset)]
 
 
-def set_variables(dataset: Any, values: list[np.ndarray]) -> None:
-    """Gives the variables of a `tf.data.Dataset` their values."""
+def set_variables(
+    dataset: Any, values: list[np.ndarray], only: list[Any] | None = None
+) -> None:
+    """Gives the variables of a `tf.data.Dataset` their values.
+
+    If `only` holds other values, those that still have these get theirs.
+    """
     found = pipelines.variables_of_dataset(dataset)
-    for variable, value in zip(found, values, strict=False):
-        variable.assign(value)
+    before = only or [None] * len(found)
+    for variable, value, own in zip(found, values, before, strict=False):
+        if own is None or np.array_equal(variable.numpy(), own):
+            variable.assign(value)
