@@ -442,6 +442,29 @@ def test_other_settings_of_a_loop_are_named(tmp_path, monkeypatch):
     assert not loaded(clipnorm=1.0)
 
 
+def test_a_model_that_is_compiled_anew_has_other_settings(tmp_path):
+    model = with_optimizers()
+    kc.save(model, tmp_path, step=1)
+    model.second = keras.optimizers.SGD(0.5, momentum=0.3)
+    model.second.build(model.trainable_variables)
+    kc.save(model, tmp_path, step=2)
+    other = with_optimizers()
+    other.second = keras.optimizers.SGD(0.5, momentum=0.3)
+    other.second.build(other.trainable_variables)
+    _, changed = named_settings(lambda: kc.load(other, tmp_path))
+    assert not changed
+
+
+def test_an_optimizer_that_has_trained_since_is_refused(tmp_path):
+    model = linear(epochs=0)
+    kc.save(model, tmp_path, step=0)
+    model.train_on_batch(X[:4], Y[:4])
+    with pytest.raises(ValueError, match="before the optimizer had done a"):
+        kc.load(model, tmp_path)
+    model.compile("sgd", "mse")
+    assert kc.load(model, tmp_path).step == 0
+
+
 @pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["Sequential", "a class of one's own"])

@@ -149,6 +149,12 @@ def assert_same(saved: Saved, model: keras.Model) -> None:
     for kind in ("weights", _OPTIMIZER, "other variables"):
         saved_of, found = there[kind], here[kind]
         is_new = kind == _OPTIMIZER and not saved_of  # no step had used it
+        if is_new and found and int(model.optimizer.iterations):
+            raise ValueError(
+                f"{saved.path} was saved before the optimizer had done a step, "
+                "and the one that the model has now has trained. Compile the "
+                "model anew before it is loaded."
+            )
         if is_new or [x[1:] for x in saved_of] == [x[1:] for x in found]:
             continue
         raise ValueError(

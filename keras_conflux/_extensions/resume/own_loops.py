@@ -34,7 +34,7 @@ from keras_conflux._replication import state as state_of_models
 _savers: Any = collections.defaultdict(weakref.WeakSet)
 """By directory, the models that were saved there, or loaded after that."""
 _settings: Any = weakref.WeakKeyDictionary()
-"""By model, its settings before a loop has changed a learning rate."""
+"""By model, its optimizers and loss, and their settings when first seen."""
 
 
 def save(
@@ -97,7 +97,7 @@ def save(
             "to a directory of its own, or save one model that has both as "
             "attributes."
         )
-    settings = _settings.setdefault(model, fingerprint.of_compile(model))
+    settings = _settings_of(model)
     what = "saving a checkpoint"
     with errors_reported_to_all(what):
         model_state.gather(model)
@@ -174,7 +174,7 @@ def load(
     arguments.assert_is(model, keras.Model, "a Keras model")
     versions.assert_in_place("resume", "kc.load")
     patching.begin()
-    settings = _settings.setdefault(model, fingerprint.of_compile(model))
+    settings = _settings_of(model)
     saved = checkpoint_files.read_newest(directory)
     if saved is None:
         return None
@@ -194,6 +194,15 @@ def load(
         savers.add(model)
     step = checkpoint_files.position_of(saved.path)[0]
     return Loaded(step, saved.state["loop"])
+
+
+def _settings_of(model: keras.Model) -> dict[str, Any]:
+    """Returns its settings before a loop has changed a learning rate."""
+    optimizers = model_state.optimizers_of(model)
+    compiled = [*optimizers.values(), getattr(model, "loss", None)]
+    if _settings.get(model, [None])[0] != compiled:
+        _settings[model] = compiled, fingerprint.of_compile(model)
+    return _settings[model][1]
 
 
 def _build_as_saved(model: keras.Model, saved: Saved) -> None:
