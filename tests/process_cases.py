@@ -413,6 +413,9 @@ def collectives_mean_all_replicas(directory):
         found["last"] = kc.broadcast(mine, root=last)
         found["reduced"] = kc.reduce("sum", mine, root=last)
         found["rows"] = kc.allgather(tf.fill([this.index + 1], mine))
+        shapes = 3 * [(2, 3), (3, 2), (6,)]  # whose keys take turns
+        for shape in shapes:
+            kc.allreduce("sum", tf.fill(shape, mine))
         return found
 
     results = reduce()

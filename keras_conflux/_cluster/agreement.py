@@ -180,7 +180,8 @@ def sum_over_processes(
 
     def run() -> np.ndarray:
         with tf.device("CPU:0"):
-            return _all_reduce()(tf.constant(numbers)).numpy()
+            flat = tf.constant(numbers.ravel())  # as keys come back
+            return _all_reduce()(flat).numpy().reshape(numbers.shape)
 
     call = DaemonCall(run)
     seconds = step_timeout() if seconds is None else seconds

@@ -60,8 +60,8 @@ class CpuRing:
             key = next_key(counter, size_of(tensor), tensor.dtype, self._lane)
         else:
             key = counter.assign_add(1, read_value=True)
-        return tf.raw_ops.CollectiveReduceV2(
-            input=tensor,
+        flat = tf.raw_ops.CollectiveReduceV2(
+            input=tf.reshape(tensor, [-1]),
             group_size=self._size,
             group_key=self._group_key,
             instance_key=tf.convert_to_tensor(key),
@@ -72,6 +72,7 @@ class CpuRing:
             final_op="Id",
             communication_hint="ring",
         )
+        return _in_shape_of(tensor, flat)
 
     def level(self) -> Any:
         """Returns an operation after which all counters are equal, and new."""
@@ -150,8 +151,8 @@ class NcclBetweenProcesses:
         # Grappler keeps the order. See `CpuRing`.
         turn = token.assign(0.0, read_value=False)
         with tf.control_dependencies([turn]):
-            reduced = tf.raw_ops.CollectiveReduceV2(
-                input=tensor,
+            flat = tf.raw_ops.CollectiveReduceV2(
+                input=tf.reshape(tensor, [-1]),
                 group_size=self._size,
                 group_key=self._group_key,
                 instance_key=key,
@@ -160,4 +161,9 @@ class NcclBetweenProcesses:
                 final_op="Id",
                 communication_hint="nccl",
             )
-        return tf.cast(reduced, dtype)
+        return tf.cast(_in_shape_of(tensor, flat), dtype)
+
+
+def _in_shape_of(tensor: tf.Tensor, flat: tf.Tensor) -> tf.Tensor:
+    """Returns what was reduced flat: keys come back for another shape."""
+    return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
