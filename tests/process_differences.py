@@ -153,6 +153,11 @@ def looped_over(x, ahead):
     return counts
 
 
+def split_over(x):
+    count = kc.withdevices(lambda x: kc.allreduce("sum", len(x)), devices=1)
+    return [int(count(kc.split(x, devices=1))[0])]
+
+
 def trained_with_table(order):
     words = layers.StringLookup(vocabulary=[*order], output_mode="one_hot")
     kinds = keras.Input((1,), dtype="string")
@@ -246,6 +251,8 @@ CASES |= {
     "a loop after a rate": lambda: looped_after("rate"),
     "a loop after none": lambda: looped_after("same weights"),
     "a loop over parts": lambda: looped_over(kc.shard(X), ahead=0),
+    "a loop that splits its rows": lambda: split_over(kc.shard(X[:16])),
+    "a loop that splits the same": lambda: split_over(X[:16]),
     "a loop ahead over others": lambda: looped_over(X[is_wrong:], ahead=2),
     "a loop over the same": lambda: looped_over(X, ahead=0),
     "a loop ahead over the same": lambda: looped_over(X, ahead=2),

@@ -168,6 +168,7 @@ def test_nothing_is_said_where_one_device_computes_the_same(caplog):
 
 
 @needs_two
+@pytest.mark.filterwarnings("ignore:.*copies come apart")
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_loop_says_once_what_is_not_synchronized(is_frozen, caplog):
     caplog.set_level(logging.INFO, "keras_conflux")

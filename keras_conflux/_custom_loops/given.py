@@ -21,7 +21,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.failures import of_all_processes
 from keras_conflux._common import trees
+from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._replication.replicas import Replicas
@@ -125,12 +128,22 @@ class Given:
         """Whether something is said to be of batches of different sizes."""
         return any(leaf.is_uneven for leaf in self.split)
 
-    def warn_of_mean(self, name: str) -> bool:
+    def warn_of_mean(self, name: str, is_weighted: bool) -> bool:
         """Warns of a mean over uneven parts, and tells if it has."""
         differ = self.is_uneven or any(
             len({*map(rows_of, leaf)}) > 1 for leaf in self.split
         )
-        if differ:
+        if differ and is_weighted:
+            warn(
+                f"{name}: the parts of the batch have different numbers of "
+                "samples, and `allreduce('mean', ..., weight=...)` reduces "
+                "gradients that have passed through a collective, which adds "
+                "up losses without weights. Differentiate `loss * share`, with "
+                "`share = len(x) / keras_conflux.allreduce('sum', len(x))` as "
+                "a number of the loss' dtype, and reduce the gradients by "
+                "`keras_conflux.allreduce('sum', gradients)`."
+            )
+        elif differ:
             warn(
                 f"{name}: `allreduce('mean', ...)` counts all replicas alike, "
                 "and their parts of the batch have different numbers of "
@@ -141,6 +154,18 @@ class Given:
                 "number of replicas divides."
             )
         return differ
+
+
+def assert_same_batches(call: str, sums: list[Any]) -> None:
+    """Raises in all processes if they cut different batches."""
+    told = all_gather_json(f"a first batch of `{call}`", sums)
+    if any(each != told[0] for each in told):
+        error = ReplicaMismatchError(
+            f"The processes have drawn different batches for `{call}`, "
+            "and each is to take its rows of the same ones. Give shuffles "
+            "the same seed, and do not use `keras_conflux.shard` here."
+        )
+        raise of_all_processes(error)
 
 
 def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:

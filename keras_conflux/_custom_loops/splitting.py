@@ -12,15 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import all_gather_json
-from keras_conflux._cluster.failures import of_all_processes
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import arguments
 from keras_conflux._common import rows
 from keras_conflux._common import trees
-from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
+from keras_conflux._custom_loops.given import assert_same_batches
 from keras_conflux._custom_loops.prefetcher import run_ahead
 from keras_conflux._data.batches import Batches
 from keras_conflux._data.transfer import device_of_leaf
@@ -82,7 +80,11 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
         inputs, targets = kc.split((x, y))
         ```
     """
-    return _split(batch, _devices(devices))
+    found = _split(batch, _devices(devices))
+    sums = checksum([batch])
+    for each in found if isinstance(found, tuple) else [found]:
+        each.checksum = sums
+    return found
 
 
 @overload
@@ -139,6 +141,13 @@ def distribute(
         ```
     """
     arguments.assert_batches(dataset)
+    arrays = tf.Tensor | np.ndarray
+    if isinstance(dataset, tuple) and isinstance(dataset[0], arrays):
+        raise ValueError(
+            "`distribute` takes batches, and a tuple of arrays is one batch. "
+            "Write `kc.distribute(tf.data.Dataset.from_tensor_slices((x, y))"
+            ".batch(64))`, or `kc.split((x, y))` for this batch alone."
+        )
     what = "a number of batches, or 0 to move each when it is asked for"
     arguments.assert_count("ahead", ahead, what, least=0)
     chosen = _devices(devices)
@@ -163,20 +172,18 @@ def _compared(batches: Iterator[Any], sums: list[int]) -> Iterator[Any]:
     They meet in the thread that asks for it, as no other one keeps their order.
     """
     for first in batches:
-        told = all_gather_json("a first batch of `distribute`", sums)
-        if any(each != told[0] for each in told):
-            error = ReplicaMismatchError(
-                "The processes have drawn different batches for `distribute`, "
-                "and each is to take its rows of the same ones. Give shuffles "
-                "the same seed, and do not use `keras_conflux.shard` here."
-            )
-            raise of_all_processes(error)
+        assert_same_batches("distribute", sums)
         yield first
         del first  # lest it is held while others are drawn
         yield from batches
 
 
 def _devices(devices: DevicesLike) -> tuple[Device, ...]:
+    if isinstance(devices, tf.Tensor | np.ndarray):
+        raise TypeError(
+            "`split` takes one batch. Received an array as the devices: write "
+            "`kc.split((x, y))`."
+        )
     strategy = current_strategy() if devices is None else strategy_over(devices)
     return strategy.devices
 

@@ -29,6 +29,7 @@ from keras_conflux._custom_loops.given import P
 from keras_conflux._custom_loops.given import PerDeviceFunction
 from keras_conflux._custom_loops.given import R
 from keras_conflux._custom_loops.given import are_tensors
+from keras_conflux._custom_loops.given import assert_same_batches
 from keras_conflux._custom_loops.given import warn_if_unsplit
 from keras_conflux._custom_loops.verbs import Means
 from keras_conflux._devices.device import Device
@@ -238,7 +239,8 @@ class _Compiled:
         self._traced: dict[Any, Any] = {}
         """By signature, programs for tensors. TensorFlow finds them slowly."""
         self._is_users = self._warns_of_unsplit = is_users
-        self._counts_alike = self._has_warned = False
+        self._counts_alike = self._passes = self._has_warned = False
+        self._weights: dict[int, tuple[Any, ...]] = {}
         self._watchdog = StepWatchdog(strategy.devices, self._name)
         is_alone = strategy.communicator.size == 1
         self._leaves_out = (
@@ -303,15 +305,25 @@ class _Compiled:
                 communicator.exclusive(self._function, self._name),
             ):
                 self._calls += 1
+                sums = [each.checksum for each in given.split]
+                if self._calls == 1 and any(sums):
+                    assert_same_batches("split", sums)
                 outputs = self._run(signature, parts, given.kinds)
                 promotion.give_back_seed()
         except BaseException as error:
             raise self._explain(error) from None
-        if self._counts_alike and not self._has_warned:
-            self._has_warned = given.warn_of_mean(self._name)
+        alike = self._counts_alike or self._weighs_alike
+        if (alike or self._passes) and not self._has_warned:
+            self._has_warned = given.warn_of_mean(self._name, not alike)
         results = Replicas(outputs, self._devices)
         results.is_uneven = given.is_uneven
         return results
+
+    @property
+    def _weighs_alike(self) -> bool:
+        """Whether replicas weigh their parts by the same numbers."""
+        given = {*self._weights.values()}
+        return len(self._weights) > 1 and len(given) == 1 and given != {()}
 
     def _run(
         self, signature: Any, parts: list[Tree], kinds: tuple[Kind, ...]
@@ -358,10 +370,11 @@ class _Compiled:
         self, step: steps.Step, inputs: Tree, kinds: tuple[Kind, ...]
     ) -> CommonProgram:
         """Notes the arguments of a replica that were reduced before."""
-        given = zip(keras.tree.flatten(inputs), kinds, strict=True)
+        given = list(zip(keras.tree.flatten(inputs), kinds, strict=True))
         rank = self._strategy.communicator.rank(replica_index())
-        reduced = [leaf for leaf, kind in given if kind in ("reduced", rank)]
-        UserReductions.of(step).add(reduced)
+        reductions = UserReductions.of(step)
+        reductions.add([x for x, kind in given if kind in ("reduced", rank)])
+        reductions.own = [x for x, kind in given if kind == "own"]
         return CommonProgram(inputs)
 
     def _finish(
@@ -374,7 +387,10 @@ class _Compiled:
         output: Any,
     ) -> None:
         """Checks the trace of a replica, and keeps its outputs."""
-        self._counts_alike |= Means.of(step).are_of_parts
+        means = Means.of(step)
+        self._counts_alike |= means.are_of_parts
+        self._passes |= means.pass_collectives
+        self._weights[index] = tuple(means.numbers)
         if not tf.executing_eagerly():
             program.close()
             self._has_built |= Gradients.of(step).have_built

@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import Role
 from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.communicator import OneReplica
+from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.losses import Averages
 from keras_conflux._graphs import walks
+from keras_conflux._graphs.effects import is_collective
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.replica_context import replica_rank
@@ -31,17 +34,50 @@ from keras_conflux._replication.steps import operations_of
 
 
 class Means(steps.Part):
-    """The means of a step in which all replicas count alike."""
+    """The means of a step that are not over samples if parts are uneven."""
 
     are_of_parts = False
-    """Whether one is over values of replicas' own parts."""
+    """Whether replicas count alike in one of values of their own parts."""
+    pass_collectives = False
+    """Whether one has weights, and is of gradients through collectives."""
 
-    def note(self, tree: Tree) -> None:
+    def __init__(self, step: steps.Step) -> None:
+        super().__init__(step)
+        self.numbers: list[Any] = []
+        """The weights that are numbers of Python, and may be alike."""
+
+    def note(self, tree: Tree, weight: Any) -> None:
         """Notes one. Values of gathered rows are not of parts."""
         known = UserReductions.of(self.step).operations()
-        self.are_of_parts |= not known or not walks.depends_on(
-            operations_of(trees.flatten(tree)), known
-        )
+        found = operations_of(trees.flatten(tree))
+        if weight is None:
+            depends = walks.depends_on(found, known)
+            self.are_of_parts |= not known or not depends
+        else:
+            if isinstance(weight, int | float):
+                self.numbers.append(weight)
+            own = {id(each) for each in walks.walked(known, walks.before)}
+            self.pass_collectives |= any(
+                is_collective(each) and id(each) not in own
+                for each in walks.walked(found, walks.before)
+            )
+
+
+def _warn_of_equal(op: Op, tree: Tree, step: steps.Step) -> None:
+    """Warns of sums of what all replicas of `fit` have alike."""
+    for leaf in trees.flatten(tree):
+        if (
+            tf.is_symbolic_tensor(leaf)
+            and step.kinds.of(leaf) == EQUAL
+            and not walks.is_constant(leaf)
+        ):
+            step.warn_once(
+                "equal",
+                f'`allreduce("{op.name}", ...)` of a value that all replicas '
+                "have alike counts it once for each. In `fit`, `tape.gradient` "
+                "and optimizers have the gradients of the whole batch: leave "
+                "the `allreduce` out.",
+            )
 
 
 def _warn_of_averaged(tree: Tree, step: steps.Step) -> None:
@@ -72,11 +108,12 @@ def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
     """Reduces the trees of the replicas with samples."""
     _check_weight(weight)
     this, present = _this_replica(), has_samples()
-    step = steps.current()
+    step, of_fit = steps.current(), steps.current_fit_step()
     if step is not None and op.takes_weights:
         _warn_of_averaged(tree, step)
-        if weight is None:
-            Means.of(step).note(tree)
+        Means.of(step).note(tree, weight)
+    elif of_fit is not None and not isinstance(op, Extreme):
+        _warn_of_equal(op, tree, of_fit)
     if present is None:
         return this.all_reduce(op, tree, weight)
     if op.takes_weights:

@@ -56,6 +56,27 @@ def depends_on(
     return any(id(each) in ends for each in walked(operations, before))
 
 
+def flows_past(
+    tensors: Iterable[tf.Tensor],
+    sources: Iterable[Any],
+    stops: Callable[[tf.Operation], bool],
+) -> bool:
+    """Whether values of sources reach tensors past operations that stop them.
+
+    Nothing flows through shapes.
+    """
+    ends = {id(source) for source in sources}
+
+    def feeding(tensor: tf.Tensor) -> list[tf.Tensor]:
+        made = made_of(tensor)
+        if made and tensor.op.type == "IdentityN":
+            return [made[tensor.value_index]]
+        is_shape = made and tensor.op.type in ("Shape", "ShapeN", "Size")
+        return [] if is_shape or (made and stops(tensor.op)) else made
+
+    return any(id(each) in ends for each in walked(tensors, feeding))
+
+
 def is_constant(tensor: tf.Tensor) -> bool:
     """Whether a tensor was computed from constants of its graph alone."""
     return not any(

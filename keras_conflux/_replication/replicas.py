@@ -72,6 +72,8 @@ class Replicas(per_replica.PerReplica, Generic[T_co]):
     """Internal: what a collective has made of the values, as `Given` knows."""
     is_uneven = False
     """Internal: whether they are of batches of different sizes."""
+    checksum = 0
+    """Internal: of several processes, the checksum of the batch of `split`."""
 
     def __init__(self, values: Sequence[T_co], devices: DevicesLike) -> None:
         super().__init__(values)
@@ -190,10 +192,10 @@ class Replicas(per_replica.PerReplica, Generic[T_co]):
             f"A Replicas has no {name!r}.{hint}", name=name, obj=self
         )
 
-    def __float__(self) -> NoReturn:
+    def __float__(self, *_: Any) -> NoReturn:
         raise TypeError(f"A Replicas is not one number. {_HINT}")
 
-    __int__ = __float__
+    __int__ = __add__ = __radd__ = __float__
 
     def __format__(self, spec: str) -> str:
         if spec:

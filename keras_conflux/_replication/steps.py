@@ -15,6 +15,9 @@ from keras_conflux._common import trees
 from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._graphs import walks
+from keras_conflux._graphs.effects import Effect
+from keras_conflux._graphs.effects import effect_of
 
 
 class Place(NamedTuple):
@@ -184,6 +187,8 @@ class UserReductions(Part):
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._leaves: list[Any] = []
+        self.own: list[Any] = []
+        """The arguments of which each replica has its own, in a loop."""
 
     def __bool__(self) -> bool:
         return bool(self._leaves)
@@ -196,11 +201,23 @@ class UserReductions(Part):
         """Returns the operations that make it."""
         return operations_of(self._leaves)
 
+    def are_missing(self, tensors: Sequence[Any]) -> bool:
+        """Whether a replica's own values reach tensors past all collectives."""
+        return walks.flows_past(_symbolic(tensors), self.own, _waits)
+
+
+def _waits(operation: tf.Operation) -> bool:
+    return Effect.WAITS in effect_of(operation)
+
 
 def operations_of(leaves: list[Any]) -> list[tf.Operation]:
     """Returns the operations that make tensors, which may be sparse."""
+    return [value.op for value in _symbolic(leaves)]
+
+
+def _symbolic(leaves: Sequence[Any]) -> list[tf.Tensor]:
     values = [
         leaf.values if isinstance(leaf, tf.IndexedSlices) else leaf
         for leaf in leaves
     ]
-    return [value.op for value in values if tf.is_symbolic_tensor(value)]
+    return [value for value in values if tf.is_symbolic_tensor(value)]

@@ -276,6 +276,8 @@ DIFFERENCES = {
     "a loop after a rate": "call 1 of .*step.* is of ",
     "a loop after none": "trained$",
     "a loop over parts": r"`distribute`.* not use `keras_conflux\.shard`",
+    "a loop that splits its rows": r"`split`.* not use `keras_conflux\.shard`",
+    "a loop that splits the same": r"\[16\]$",
     "a loop ahead over others": "different batches.* the same seed",
     "a loop over the same": r"\[8, 8, 8, 5\]$",
     "a loop ahead over the same": r"\[8, 8, 8, 5\]$",

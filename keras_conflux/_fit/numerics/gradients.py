@@ -116,21 +116,29 @@ class Gradients(Exit):
             share = tf.where(tf.equal(rank_as_tensor(), 0), 1.0, 0.0)
         return _weighted(grads, trained, share)
 
-    def warn_if_local(self, grads: list[Any]) -> None:
+    def warn_if_local(
+        self, grads: list[Any], trained: list[Any] | None
+    ) -> None:
         """Warns of gradients that the user is to reduce, and has not."""
         if "local gradients" in self.step.warned:
             return
         if tf.executing_eagerly():  # nothing tells where a tensor comes from
             return
-        reduced = UserReductions.of(self.step).operations()
-        if walks.depends_on(operations_of(grads), reduced):
+        reductions = UserReductions.of(self.step)
+        known = reductions.operations()
+        local = [i for i, g in enumerate(grads) if reductions.are_missing([g])]
+        if not local and walks.depends_on(operations_of(grads), known):
             return
+        some = len(local) < sum(g is not None for g in grads)
+        named = [trained[i] for i in local] if trained and some else []
+        of = f" (of {state.name_of(named[0])})" if named else ""
         self.step.warn_once(
             "local gradients",
-            "an optimizer applies gradients that no `allreduce` has touched, "
-            "so the replicas are about to drift apart. Call `gradients = "
-            "keras_conflux.allreduce('mean', gradients, weight=len(x))` before "
-            "it, where `x` is the replica's part of the batch.",
+            "an optimizer applies gradients that no `allreduce` has touched"
+            f"{of}, so the replicas are about to drift apart. Call "
+            "`gradients = keras_conflux.allreduce('mean', gradients, "
+            "weight=len(x))` before it, where `x` is the replica's part of the "
+            "batch.",
         )
 
 

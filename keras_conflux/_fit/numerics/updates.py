@@ -76,7 +76,7 @@ def apply(
         grads = gradients.shaped(grads, given)
         grads = replica_collectives().all_reduce("sum", grads)
     else:
-        Gradients.of(step).warn_if_local(grads)
+        Gradients.of(step).warn_if_local(grads, given)
     return _apply_equal(original, optimizer, grads, given)
 
 

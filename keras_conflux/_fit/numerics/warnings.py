@@ -14,6 +14,7 @@ from keras_conflux._compat import keras_models
 from keras_conflux._compat.tensorflow_internals import is_own_variable
 from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
@@ -21,6 +22,7 @@ from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
+from keras_conflux._replication.steps import UserReductions
 from keras_conflux._replication.strategy import is_replicated
 
 _UNKNOWN = (
@@ -208,8 +210,11 @@ def _is_right(
     alone = len(tf.distribute.get_strategy().devices) == 1
     if step.model is None:  # a loop, where the user's values may differ
         draws = any(write.type.startswith("Rng") for write in writes)
-        copies = tf.distribute.DistributedValues
-        return alone or draws or isinstance(variable, copies)
+        if isinstance(variable, tf.distribute.DistributedValues):
+            return not state.is_mirrored(variable) or not _come_apart(
+                writes[-1], step
+            )
+        return alone or draws
     if step.kinds.is_blind:
         return is_replicated(variable)  # an optimizer's, as far as one can see
     given = [x for write in writes for x in write.inputs]
@@ -218,12 +223,22 @@ def _is_right(
     )
 
 
+def _come_apart(write: tf.Operation, step: Step) -> bool:
+    """Whether replicas of a loop write values that no collective has made."""
+    if bodies.graphs_of(write) or "local gradients" in step.warned:
+        return False
+    return UserReductions.of(step).are_missing(
+        [x for x in write.inputs if x.dtype != tf.resource]
+    )
+
+
 def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
     described = (
         f"{variable.name!r} of shape {variable.shape} and dtype "
         f"{variable.dtype.name}"
     )
-    key = f"variable {id(variable)}"
+    has_copies = isinstance(variable, tf.distribute.DistributedValues)
+    key = "copies" if has_copies else f"variable {id(variable)}"
     tell = functools.partial(step.warn_once, key, operation=write)
     if write.type.startswith("Rng"):
         tell(
@@ -232,6 +247,14 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
             "with it, so they draw other numbers than one device and leave it "
             "with another state. Draw by `keras.random` with a "
             "`keras.random.SeedGenerator`."
+        )
+    elif has_copies and step.model is None:
+        tell(
+            f"each replica writes to {variable.name!r} what it has computed of "
+            "its own part of the batch, so the copies come apart, and a file "
+            'keeps the first one. Reduce it, as by `keras_conflux.allreduce("'
+            'mean", layer.non_trainable_weights, weight=len(x))` after the '
+            "call of a `BatchNormalization`."
         )
     elif step.model is None:
         tell(

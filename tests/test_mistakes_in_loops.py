@@ -1,0 +1,245 @@
+"""A loop's step that computes something else than one device warns, by name."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+
+import keras_conflux as kc
+
+pytestmark = pytest.mark.skipif(MANY < 2, reason="takes several devices")
+EVEN = 2 * MANY
+UNEVEN = EVEN + 1
+X = np.random.default_rng(0).normal(size=(UNEVEN, 8)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(UNEVEN, 1)).astype("float32")
+
+
+def network(normalized=False):
+    keras.utils.set_random_seed(1)
+    middle = [keras.layers.BatchNormalization()] * normalized
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(6, "tanh"),
+            *middle,
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def error(model, x, y):
+    return tf.reduce_mean((model(x, training=True) - y) ** 2)
+
+
+def contrast(model, x, y):
+    """A loss of all samples, which replicas have alike."""
+    rows = kc.allgather(model(x, training=True))
+    return tf.reduce_mean((rows - tf.transpose(rows) - 1) ** 2)
+
+
+def beside_a_mean(model, x, y):
+    """A loss with a number of all samples through which no gradient goes."""
+    out = model(x)
+    mean = kc.allreduce("mean", tf.reduce_mean(y), weight=len(x))
+    return tf.reduce_mean((out - tf.stop_gradient(mean)) ** 2)
+
+
+def trained(reduced, loss_of=error, count=UNEVEN, made=network):
+    """Trains for a step, whose gradients `reduced` reduces."""
+    model = kc.replicate(made(), MANY)
+    optimizer = kc.replicate(keras.optimizers.SGD(0.1), MANY)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, x, y)
+        weights = model.trainable_variables
+        gradients = reduced(tape.gradient(loss, weights), x)
+        optimizer.apply(gradients, weights)
+
+    kc.withdevices(step)(*kc.split((X[:count], Y[:count]), MANY))
+    return model
+
+
+def weighted(gradients, x):
+    return kc.allreduce("mean", gradients, weight=len(x))
+
+
+def some(gradients, x):
+    return kc.allreduce("mean", gradients[:2], weight=len(x)) + gradients[2:]
+
+
+def by_a_norm(gradients, x):
+    norm = kc.allreduce("sum", tf.linalg.global_norm(gradients))
+    return [each / norm for each in gradients]
+
+
+def clipped_apart(gradients, x):
+    norm = tf.linalg.global_norm(gradients)
+    return [each / norm for each in weighted(gradients, x)]
+
+
+def clipped_together(gradients, x):
+    gradients = weighted(gradients, x)
+    return tf.clip_by_global_norm(gradients, 0.1)[0]
+
+
+def by_a_number(gradients, x):
+    return kc.allreduce("mean", gradients, weight=2)
+
+
+def alike(gradients, x):
+    return kc.allreduce("mean", gradients)
+
+
+def normalizing():
+    return kc.synchronize_batch_norm(network(normalized=True))
+
+
+TOUCHED = "no `allreduce` has touched"
+COUNTS = "counts all replicas alike"
+PASSED = "passed through a collective"
+MISTAKES = {
+    "some": (TOUCHED + r" \(of .*/kernel\)", dict(reduced=some)),
+    "by a norm": (TOUCHED, dict(reduced=by_a_norm)),
+    "clipped apart": (TOUCHED, dict(reduced=clipped_apart)),
+    "by a number": (COUNTS, dict(reduced=by_a_number)),
+    "gathered": (PASSED, dict(reduced=weighted, loss_of=contrast)),
+    "normalized": (PASSED, dict(reduced=weighted, made=normalizing)),
+}
+RIGHT = {
+    "weighted": dict(reduced=weighted),
+    "clipped together": dict(reduced=clipped_together),
+    "even": dict(reduced=by_a_number, count=EVEN),
+    "gathered": dict(reduced=alike, loss_of=contrast),
+    "gathered, even": dict(reduced=weighted, loss_of=contrast, count=EVEN),
+    "beside a mean": dict(reduced=weighted, loss_of=beside_a_mean),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_gradients_that_are_not_the_whole_batch_s(mistake):
+    told, options = MISTAKES[mistake]
+    with pytest.warns(kc.ConfluxWarning, match=told) as warned:
+        trained(**options)
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_gradients_of_the_whole_batch_warn_of_nothing(case):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
+        trained(**RIGHT[case])
+
+
+@pytest.mark.parametrize("case", [(contrast, network), (error, normalizing)])
+def test_losses_are_weighed_before_they_pass_a_collective(case):
+    """As the warning says."""
+    loss_of, made = case
+
+    def share_of(model, x, y):
+        total = kc.allreduce("sum", len(x))
+        share = tf.cast(len(x) / total, tf.float32)
+        return share * loss_of(model, x, y)
+
+    found = trained(
+        lambda gradients, x: kc.allreduce("sum", gradients),
+        share_of,
+        made=made,
+    )
+    alone = network(normalized=made is normalizing)
+    with tf.GradientTape() as tape:
+        if loss_of is contrast:
+            rows = alone(X)
+            loss = tf.reduce_mean((rows - tf.transpose(rows) - 1) ** 2)
+        else:
+            loss = error(alone, X, Y)
+    weights = alone.trainable_variables
+    keras.optimizers.SGD(0.1).apply(tape.gradient(loss, weights), weights)
+    for a, b in zip(found.trainable_variables, weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def write_own(model, x):
+    for variable in model.trainable_variables:
+        variable.assign_sub(0.1 * tf.reduce_mean(x) * variable)
+
+
+def write_reduced(model, x):
+    mean = kc.allreduce("mean", tf.reduce_mean(x), weight=len(x))
+    for variable in model.trainable_variables:
+        variable.assign_sub(0.1 * mean * variable)
+
+
+def run_normalized(model, x):
+    model(x, training=True)
+
+
+def average(model, x):
+    model(x, training=True)
+    kc.allreduce("mean", model.non_trainable_weights, weight=len(x))
+
+
+@pytest.mark.parametrize("write", [write_own, run_normalized])
+def test_copies_that_come_apart(write):
+    model = kc.replicate(network(normalized=True), MANY)
+    step = kc.withdevices(lambda x: write(model, x))
+    with pytest.warns(kc.ConfluxWarning, match="copies come apart") as warned:
+        step(kc.split(X, MANY))
+    assert len(warned) == 1
+    assert not kc.in_sync(model)
+
+
+@pytest.mark.parametrize("write", [write_reduced, average])
+def test_copies_that_stay_equal(write):
+    model = kc.replicate(network(normalized=True), MANY)
+    step = kc.withdevices(lambda x: write(model, x))
+    step(kc.split(X, MANY))
+    kc.assert_in_sync(model)
+
+
+class Stepping(keras.Model):
+    """Its step changes gradients by a function."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.inner = keras.layers.Dense(1)
+        self.change = change
+
+    def call(self, x):
+        return self.inner(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        weights = self.trainable_variables
+        gradients = self.change(tape.gradient(loss, weights))
+        self.optimizer.apply(gradients, weights)
+        samples = kc.allreduce("sum", tf.shape(x)[0])
+        replicas = kc.allreduce("sum", 1.0)
+        return {"loss": loss, "samples": samples, "replicas": replicas}
+
+
+def fitted(change):
+    keras.utils.set_random_seed(1)
+    model = kc.replicate(Stepping(change), MANY)
+    model.compile("sgd")
+    model.fit(X, Y, batch_size=UNEVEN, verbose=0)
+
+
+def test_gradients_that_are_the_whole_batch_s_already():
+    with pytest.warns(kc.ConfluxWarning, match="leave the `allreduce` out"):
+        fitted(lambda gradients: kc.allreduce("sum", gradients))
+    fitted(lambda gradients: kc.allreduce("mean", gradients))
+
+
+def test_arrays_in_place_of_batches():
+    with pytest.raises(ValueError, match=r"from_tensor_slices\(\(x, y\)\)"):
+        kc.distribute((X, Y), MANY)
+    with pytest.raises(TypeError, match=r"`kc\.split\(\(x, y\)\)`"):
+        kc.split(X, Y)
+    with pytest.raises(TypeError, match=r"write `losses\[0\]`"):
+        sum([kc.split(X, MANY)], 0.0)
