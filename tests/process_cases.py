@@ -29,6 +29,7 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux._compat import patching
+from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input import execution_plan
@@ -358,6 +359,46 @@ def with_random_numbers(replicate):
     return fitted(replicate(model))
 
 
+def wide(optimizer):
+    """Makes a model of which devices may keep a part of a kernel."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.Dense(80, "tanh"),
+            layers.Dropout(0.2),
+            layers.Dense(60),
+            layers.Dense(1),
+        ]
+    )
+    model.compile(optimizer, "mse", jit_compile=COMPILED)
+    return model
+
+
+def _in_parts(replicate, shard, optimizer):
+    model = wide(optimizer)
+    if replicate is kc.replicate:
+        kc.replicate(model, shard=shard)
+    return fitted(model)
+
+
+def optimizer_in_parts(replicate):
+    optimizer = keras.optimizers.AdamW(0.01, global_clipnorm=0.5, use_ema=True)
+    return _in_parts(replicate, "optimizer", optimizer)
+
+
+def weights_in_parts(replicate):
+    optimizer = keras.optimizers.SGD(0.05, gradient_accumulation_steps=2)
+    return _in_parts(replicate, "weights", optimizer)
+
+
+def in_turns(replicate):
+    model = wide(keras.optimizers.SGD(0.05, global_clipnorm=0.1))
+    if replicate is kc.replicate:
+        kc.replicate(model, microbatches=3)
+    return fitted(model)
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -371,6 +412,9 @@ CASES = {
         tutorial,
         adversarial,
         counted,
+        optimizer_in_parts,
+        weights_in_parts,
+        in_turns,
     )
 }
 MORE_CASES = {
@@ -633,6 +677,53 @@ def files_are_written_once(directory):
         kc.unreplicate(each)
     assert_same_training(alone, loaded)
     assert_same_training(alone, model)
+
+
+def whole_state(model):
+    found = [*model.weights, *model.optimizer.variables]
+    return [x.numpy() for x in found if x.dtype == "float32"]
+
+
+def parts_are_saved_whole(directory):
+    """All processes read a weight together, or the first one for a file."""
+
+    def made(shard="weights"):
+        model = wide(keras.optimizers.Adam(0.01))
+        if shard is not None:
+            kc.replicate(model, shard=shard)
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    options = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    model = made()
+    resume = kc.Resume(directory / "resumed")
+    model.fit(X, Y, epochs=2, callbacks=[resume], **options)
+    state = whole_state(model)
+    value = model.layers[2].kernel.value
+    assert {x.shape for x in value.values} == {(4800 // value.layout.count,)}
+    model.save(directory / "parts.keras")
+    kc.save(model, directory / "saved", step=1)
+    one = made(shard=None)
+    (saved,) = kc.checkpoints(directory / "saved")
+    one.load_weights(saved.path / checkpoint_files.WEIGHTS)
+    found = keras.models.load_model(directory / "parts.keras")
+    others = [one, found]
+    for shard in ("weights", "optimizer"):
+        others.append(made(shard))
+        others[-1].layers[2].kernel.assign(np.ones([80, 60]))
+        kc.load(others[-1], directory / "saved")
+    for other in others:
+        assert len(state) == len(whole_state(other))
+        for a, b in zip(state, whole_state(other), strict=True):
+            np.testing.assert_array_equal(a, b)
+    again = made("optimizer")
+    resume = kc.Resume(directory / "resumed")
+    again.fit(X, Y, epochs=3, callbacks=[resume], **options)
+    model.fit(X, Y, epochs=3, initial_epoch=2, **options)
+    for a, b in zip(whole_state(model), whole_state(again), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    kc.unreplicate(model)
+    assert model.layers[2].kernel.shape == (80, 60)
 
 
 def loops_are_saved(directory):
@@ -984,6 +1075,7 @@ CHECKS = {
         strategies_sum_variables,
         strategies_read_data,
         files_are_written_once,
+        parts_are_saved_whole,
         loops_are_saved,
         lists_of_callbacks_write_once,
         throughput_is_that_of_the_slowest,

@@ -19,6 +19,9 @@ from keras import layers
 import keras_conflux as kc
 
 kc.initialize(heartbeat=5)
+
+from process_cases import wide
+
 is_wrong = kc.process_index() == 1
 X = np.random.default_rng(0).normal(size=(29, 8)).astype("float32")
 Y = X[:, :1]
@@ -158,6 +161,16 @@ def split_over(x):
     return [int(count(kc.split(x, devices=1))[0])]
 
 
+def trained_in_parts(differ):
+    """Trains where each device has a part of a weight."""
+    model = wide("sgd")
+    kc.replicate(model, devices=1, shard="weights")
+    if is_wrong:
+        differ(model.layers[2].kernel)
+    model.fit(X, Y, batch_size=8, verbose=0)
+    return "trained"
+
+
 def trained_with_table(order):
     words = layers.StringLookup(vocabulary=[*order], output_mode="one_hot")
     kinds = keras.Input((1,), dtype="string")
@@ -256,6 +269,13 @@ CASES |= {
     "a loop ahead over others": lambda: looped_over(X[is_wrong:], ahead=2),
     "a loop over the same": lambda: looped_over(X, ahead=0),
     "a loop ahead over the same": lambda: looped_over(X, ahead=2),
+    "a part of another weight": lambda: trained_in_parts(
+        lambda kernel: kernel.assign(tf.ones(kernel.shape))
+    ),
+    "a part of an added weight": lambda: trained_in_parts(
+        lambda kernel: kernel.assign_add(tf.ones(kernel.shape))
+    ),
+    "a weight read alone": lambda: trained_in_parts(lambda x: x.numpy()),
     "a table": lambda: trained_with_table("ba" if is_wrong else "ab"),
     "the same table": lambda: trained_with_table("ab"),
     "predict between steps": shown_between_steps,

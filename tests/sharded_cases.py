@@ -1,6 +1,7 @@
 """Trainings whose optimizer's state, or weights, lie in parts.
 
-`python sharded_cases.py 8` trains all of them on so many CPU devices.
+`python sharded_cases.py 8` trains all of them on so many CPU devices, of each
+process if there are several, and `python sharded_cases.py 8 Adagrad` that one.
 """
 
 import os
@@ -173,17 +174,18 @@ def bytes_on_devices(variables):
 
 
 def main() -> None:
-    count = int(sys.argv[1])
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration()] * count
-    )
+    count, *names = sys.argv[1:]
+    kc.devices(None if tf.config.list_physical_devices("GPU") else int(count))
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    kc.initialize()
     for name, made in OPTIMIZERS.items():
+        if names and name not in names:
+            continue
         expected = trained(made())
         for shard in ("optimizer", "weights"):
-            found = trained(made(), count, shard)
+            found = trained(made(), int(count), shard)
             assert_equal(found, expected)
-            print(name, shard)
+            print(name, shard, flush=True)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def draw_choices(image: Path) -> None:
     steps = [
         ("a smaller batch", "where the result may change"),
         ("keras.RematScope", "costs a forward pass, at most"),
-        ('shard="weights"', "one process, several GPUs"),
+        ('shard="weights"', "with several GPUs"),
         ("microbatches=n", "in place of shard: the batch in n parts"),
     ]
     with picture(image, WIDTH, 3.0) as figure:

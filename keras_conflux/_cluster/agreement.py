@@ -125,6 +125,15 @@ def broadcast_bytes(root: int, own: bytes, length: int) -> bytes:
     return sum_over_processes(words).tobytes()[:length]
 
 
+def all_gather_bytes(own: bytes) -> list[bytes]:
+    """Returns the bytes of all processes, which have equally many."""
+    words = np.zeros([process_count(), len(own) // 4 + 1], np.int32)
+    words[process_index()].view(np.uint8)[: len(own)] = np.frombuffer(
+        own, np.uint8
+    )
+    return [row.tobytes()[: len(own)] for row in sum_over_processes(words)]
+
+
 def _gather_texts(text: bytes, seconds: float | None = None) -> list[bytes]:
     """Returns the texts of all processes, in their order.
 

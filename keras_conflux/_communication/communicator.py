@@ -261,7 +261,8 @@ class Communicator:
         if in_xla and self.size > 1 and self._in_xla.moves_parts:
             channel = self._next_channel(index)
             return self._in_xla.all_gather(parts, channel, after)
-        is_here = tf.expand_dims(tf.equal(tf.range(self.size), rank()), -1)
+        here = tf.cast(rank(), tf.int32)  # XLA's is of 64 bits
+        is_here = tf.expand_dims(tf.equal(tf.range(self.size), here), -1)
 
         def joined(part: tf.Tensor) -> tf.Tensor:
             zero = SUM.neutral(part.dtype)

@@ -211,7 +211,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     ) -> Any:
         # Replicas write their copies without this.
         if tf.executing_eagerly():
-            _assigned[id(var)] = var
+            note_assigned(var)
         if some_in_parts(var, args, kwargs):
             return fn(var, *args, **kwargs)
         return super()._update(var, fn, args, kwargs, group)
@@ -277,6 +277,11 @@ _assigned: Any = weakref.WeakValueDictionary()
 def assigned() -> list[Any]:
     """Returns what was assigned outside of replicas, and not compared since."""
     return [*_assigned.values()]
+
+
+def note_assigned(variable: Any) -> None:
+    """Notes a variable that was assigned outside of replicas."""
+    _assigned[id(variable)] = variable
 
 
 def note_compared(variables: Iterable[Any] | None = None) -> None:

@@ -139,6 +139,9 @@ class InParts(OfReplicas):
 
     layout: Any
     """How the parts make the whole."""
+    assigned: Any = None
+    """Of several processes: the sum and the norm of the last whole value that
+    it was assigned outside of replicas."""
 
 
 def whole(value: Any) -> Any:

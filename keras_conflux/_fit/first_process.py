@@ -17,6 +17,7 @@ from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.calls import runs_users_code
+from keras_conflux._replication import parts
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 
@@ -77,9 +78,10 @@ def _in_first_process(
     with errors_reported_to_all(what):
         assert_same_place(what)
         state.add_up_accumulated(state.stateful_objects(model))
-        if process_index() == 0:
-            with _alone.to(True):
-                result = original(*args, **kwargs)
+        with parts.led(model):
+            if process_index() == 0:
+                with _alone.to(True):
+                    result = original(*args, **kwargs)
         assert_same_place(f"the end of {what}")
     return result
 

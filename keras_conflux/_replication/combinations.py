@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 
-from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import versions
 from keras_conflux._replication import parts
 
@@ -32,7 +31,6 @@ def refusal(
 def _refusal_of_shard(shard: str, owners: Sequence[Any]) -> str | None:
     option = f"shard={shard!r}"
     refused = versions.refusal("sharding", option)
-    refused = refused or _refusal_of_processes(option)
     for each in owners:
         if isinstance(each, keras.optimizers.Optimizer) and not hasattr(
             each, "inner_optimizer"
@@ -49,19 +47,7 @@ def _refusal_of_turns(
             f"`microbatches=` and `shard={shard!r}` do not work together in "
             "this version. Leave one of both out."
         )
-    return _refusal_of_processes("microbatches=") or refusal_of_states(
-        owners, f"{microbatches=!r}"
-    )
-
-
-def _refusal_of_processes(option: str) -> str | None:
-    if process_count() == 1:
-        return None
-    return (
-        f"`{option}` works in one process, on the devices of one host, in this "
-        f"version. There are {process_count()} processes. Start one process, "
-        "or leave it out."
-    )
+    return refusal_of_states(owners, f"{microbatches=!r}")
 
 
 def refusal_of_states(layers: Sequence[Any], received: str) -> str | None:

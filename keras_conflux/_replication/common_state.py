@@ -52,9 +52,11 @@ def agree_on_state(
     An error that all processes raise names what differs.
     """
     owners = list(state.stateful_objects(model))
-    found: list[Any] = []
+    found = _mirrored(state.variables_of(model, owners))
     if has_variables:
-        found = _mirrored(state.variables_of(model, owners)) + _others(model)
+        found += _others(model)
+    else:
+        found = [*filter(state.is_in_parts, found)]
     _agree(what, found, _settings(model, owners))
 
 
@@ -187,18 +189,30 @@ def _are_alike(each: Sequence[Any]) -> bool:
 
 
 def _sums(variables: list[Any]) -> list[Any]:
-    """Returns the sum and the norm of the first copy of each variable."""
-    if not variables:
-        return []
-    copies = [state.copies(variable)[0] for variable in variables]
-    with tf.device(copies[0].device):
-        found: Any = _sums_and_squares([copy.read_value() for copy in copies])
+    """Returns the sum and the norm of each variable's first copy.
+
+    A variable in parts has the sums of the value that it was assigned last.
+    """
+    found = [getattr(state.backing(x), "assigned", None) for x in variables]
+    where = [i for i, each in enumerate(found) if each is None]
+    copies = [state.copies(variables[i])[0] for i in where]
+    if copies:
+        with tf.device(copies[0].device):
+            values = [copy.read_value() for copy in copies]
+            for i, sums in zip(where, sums_of(values), strict=True):
+                found[i] = sums
+    return found
+
+
+def sums_of(values: Sequence[tf.Tensor]) -> list[list[float]]:
+    """Returns the sum and the norm of each tensor."""
+    found: Any = _sums_and_squares(values)
     return [[total, math.sqrt(2 * half)] for total, half in found.numpy()]
 
 
 @tensorflow_tracing.without_retracing_warning
 @tf.function(autograph=False)
-def _sums_and_squares(values: list[tf.Tensor]) -> tf.Tensor:
+def _sums_and_squares(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of each tensor, and half of the sum of its squares."""
     pairs = []
     for value in values:

@@ -3,6 +3,7 @@
 An extension knows, and cuts them. Without it, each device has copies.
 """
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,14 @@ def cut(owners: Iterable[Any], strategy: Any) -> None:
     for cutting in _cutting:
         for variable in cutting.waiting(owners, strategy):
             cutting.cut(variable, strategy)
+
+
+def led(target: Any) -> contextlib.AbstractContextManager[None]:
+    """Has the first process use whole values alone; the others then follow.
+
+    All enter it, and only the first one uses variables of the target there.
+    """
+    return _cutting[-1].led(target) if _cutting else contextlib.nullcontext()
 
 
 def part_size(variable: Any, count: int) -> int | None:

@@ -142,7 +142,7 @@ def replicate(
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
-        NotImplementedError: If `shard` is given in one of several processes.
+        NotImplementedError: If `shard` and `microbatches` are both given.
         StrategyError: If the model belongs to another strategy.
         TypeError: If the target is a string or a number, has a dataset or a
             loss in it, or has both models and arrays; if `data` is given for

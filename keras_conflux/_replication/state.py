@@ -237,6 +237,7 @@ def add_up_accumulated(
         for owner in owners
         for variable in keras_models.accumulators(owner)
         if is_replicated(keras_variables.backing(variable))
+        and not is_in_parts(variable)  # of which each is a sum already
     ]
     if not found:
         return

@@ -58,7 +58,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
-        NotImplementedError: If `shard` is given in one of several processes.
+        NotImplementedError: If `shard` and `microbatches` are both given.
         TypeError: If `microbatches` is no whole number.
         ValueError: If `shard` is another word, or `microbatches` is below 1.
 

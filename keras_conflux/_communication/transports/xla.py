@@ -64,7 +64,8 @@ class XlaNccl:
     @property
     def moves_parts(self) -> bool:
         """Whether it can send a replica the parts that it needs alone."""
-        return tensorflow_xla.has_module_calls()
+        # Between processes, all of them are links of one chain: all-reduces.
+        return tensorflow_xla.has_module_calls() and not self._latest
 
     def reduce_scatter(
         self,

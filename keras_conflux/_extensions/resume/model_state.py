@@ -1,6 +1,8 @@
 """The variables of a model: copies of them, and back into them."""
 
+import contextlib
 from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -16,6 +18,7 @@ from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.compat import weight_files
+from keras_conflux._replication import parts
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication.strategy import is_replicated
@@ -47,25 +50,20 @@ def _copied(variables: Iterable[Any]) -> list[np.ndarray]:
     return [np.array(each.numpy()) for each in variables]
 
 
-def gather(model: keras.Model) -> None:
-    """Gives the first process all of a model's state. All call it."""
+@contextlib.contextmanager
+def gathered(model: keras.Model) -> Iterator[None]:
+    """Gives the first process all of a model's state. All enter it."""
     state.add_up_accumulated(state.stateful_objects(model))
+    with parts.led(model):
+        yield
 
 
 def restore(model: keras.Model, saved: Saved) -> None:
     """Gives a built model its saved values; processes do so together."""
     assert_same(saved, model)
-    if process_index() == 0:
-        try:
-            file = saved.path / WEIGHTS
-            with checkpoint_files.open_file(file):
-                weight_files.assert_plain(file)
-                model.load_weights(file)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{saved.path} was saved of another model: {error} Resume with "
-                "the model that it was saved of, or in another directory."
-            ) from error
+    with parts.led(model):
+        if process_index() == 0:
+            _load_weights(model, saved)
     _assign(_beside_weights(model), saved.state["variables"])
     if saved.state["global seed"]:
         # A program that has not used it yet makes it here.
@@ -79,6 +77,19 @@ def restore(model: keras.Model, saved: Saved) -> None:
         # there were, each gets its part again, for the last bit's sake.
         if len(values) == len(copies):
             _assign(copies, values)
+
+
+def _load_weights(model: keras.Model, saved: Saved) -> None:
+    try:
+        file = saved.path / WEIGHTS
+        with checkpoint_files.open_file(file):
+            weight_files.assert_plain(file)
+            model.load_weights(file)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{saved.path} was saved of another model: {error} Resume with "
+            "the model that it was saved of, or in another directory."
+        ) from error
 
 
 def _assign(variables: Iterable[Any], values: Iterable[np.ndarray]) -> None:

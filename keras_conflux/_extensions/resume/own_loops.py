@@ -100,21 +100,22 @@ def save(
     settings = _settings_of(model)
     what = "saving a checkpoint"
     with errors_reported_to_all(what):
-        model_state.gather(model)
         generators = gathered(what, random_generators.states())
-        if process_index() == 0:
-            _assert_newest(root, step)
-            plain_values.assert_plain("state", state)
-            writer.remove_unfinished(root)
-            weights, values = model_state.copied_from(model)
-            values |= {
-                "loop": state,
-                "generators": generators,
-                "built for": compiled_parts.built_for(model),
-                "compiled": settings,
-            }
-            if said := writer.write(root, (step, 0), weights, values, keep):
-                warn(said)
+        with model_state.gathered(model):
+            if process_index() == 0:
+                _assert_newest(root, step)
+                plain_values.assert_plain("state", state)
+                writer.remove_unfinished(root)
+                weights, values = model_state.copied_from(model)
+                values |= {
+                    "loop": state,
+                    "generators": generators,
+                    "built for": compiled_parts.built_for(model),
+                    "compiled": settings,
+                }
+                said = writer.write(root, (step, 0), weights, values, keep)
+                if said:
+                    warn(said)
         barrier()
     savers.add(model)
 

@@ -241,12 +241,14 @@ class ResumableFit(keras.callbacks.CallbackList):
         """Copies all that a checkpoint has, for `_put_down` to write."""
         began = time.monotonic()
         self._writer.wait()
-        model_state.gather(self._trained)
         what = f"the place in the data before step {step}"
         place = dict(vars(self.position.place_before(step)))
         own = {"place": place, "data": self._data}
         parts = gathered(what, own) if self._parts > 1 else [own]
-        copied = self._copied(step, parts) if process_index() == 0 else None
+        copied = None
+        with model_state.gathered(self._trained):
+            if process_index() == 0:
+                copied = self._copied(step, parts)
         self._resume.pauses.append(time.monotonic() - began)
         self._taken = self._done + step, copied, signal
 

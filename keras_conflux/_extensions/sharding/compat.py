@@ -11,6 +11,7 @@ from tensorflow.python.distribute import values
 
 from keras_conflux._compat.replicated_variables import InParts
 from keras_conflux._compat.replicated_variables import assert_of_running
+from keras_conflux._extensions.sharding import between_processes
 from keras_conflux._extensions.sharding.layout import Layout
 
 
@@ -69,6 +70,8 @@ class ShardedVariable(InParts, values.DistributedVariable):
         """Returns the whole value."""
         if self._in_replica():
             return self._gathered(self)
+        if len(self._values) < self.layout.count:  # others have the rest
+            return tf.convert_to_tensor(self.numpy())
         flat = tf.concat([each.read_value() for each in self._values], 0)
         return self.layout.whole(flat)
 
@@ -77,7 +80,14 @@ class ShardedVariable(InParts, values.DistributedVariable):
 
     def numpy(self) -> np.ndarray:
         """Returns the whole value, whose parts are joined on the host."""
-        flat = np.concatenate([each.numpy() for each in self._values])
+        if not tf.executing_eagerly():
+            raise NotImplementedError(
+                f"{self.name} lies in parts on the devices of several "
+                "processes, and a `tf.function` outside of replicas reads it. "
+                "Read it outside of the function, or inside of a replica."
+            )
+        own = np.concatenate([each.numpy() for each in self._values])
+        flat = between_processes.joined(self, own)
         return flat[: self.layout.size].reshape(self.layout.shape)
 
     def _write(
@@ -92,8 +102,10 @@ class ShardedVariable(InParts, values.DistributedVariable):
         device = None if is_tensor else "CPU:0"
         with tf.device(device):
             whole = self._as_tensor(value)
+            between_processes.note_whole(self, whole, method)
             parts = self.layout.parts(whole)
-        for own, part in zip(self._values, parts, strict=True):
+        begin = self.distribute_strategy.communicator.rank(0)
+        for own, part in zip(self._values, parts[begin:], strict=False):
             with tf.device(own.device):
                 getattr(own, method)(apart(part), read_value=False)
         return self

@@ -15,6 +15,8 @@ import tensorflow as tf
 from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
+from keras_conflux._extensions.sharding.between_processes import led as led
+from keras_conflux._extensions.sharding.between_processes import note_whole
 from keras_conflux._extensions.sharding.compat import ShardedVariable
 from keras_conflux._extensions.sharding.compat import apart
 from keras_conflux._extensions.sharding.layout import Layout
@@ -182,9 +184,10 @@ def cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
 
     def made() -> list[tf.Variable]:
         found = []
-        for rank, device in enumerate(strategy.devices):
+        for index, device in enumerate(strategy.devices):
             # Each device cuts its own copy, if it has one.
-            copy = copies[rank] if len(copies) > 1 else copies[0]
+            copy = copies[index] if len(copies) > 1 else copies[0]
+            rank = strategy.communicator.rank(index)
             with tf.device(copy.device):
                 part = apart(layout.part_of(copy.read_value(), rank))
             with tf.device(device):
@@ -200,4 +203,5 @@ def cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
     with tf.init_scope():
         parts = outside_of_strategies(made)
     new = ShardedVariable(strategy, parts, layout, gathered, rank_as_tensor)
+    note_whole(new, copies[0])
     state.swap_backing(variable, old, new)
