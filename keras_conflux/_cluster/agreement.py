@@ -44,9 +44,9 @@ def assert_same_place(what: str, seconds: float | None = None) -> None:
     if process_count() == 1:
         return
     with errors_reported_to_all(what):
-        actions = _gather_texts(_shortened(what.encode()), seconds)
-        if any(each != actions[0] for each in actions):
-            raise ReplicaMismatchError(_mismatch(actions))
+        own = _shortened(what.encode())
+        if _differ(own, seconds):
+            raise ReplicaMismatchError(_mismatch(_gather_texts(own)))
 
 
 def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
@@ -110,7 +110,9 @@ def _as_json(value: Any) -> str:
 def _gather_values(what: str, text: str) -> list[Any]:
     """Returns the values in the JSON of all processes at the same place."""
     with errors_reported_to_all(what):
-        texts = _gather_texts(f"{what}\n{text}".encode())
+        own = f"{what}\n{text}".encode()
+        count = process_count()
+        texts = _gather_texts(own) if _differ(own) else [own] * count
         parts = [each.partition(b"\n") for each in texts]
         if any(part[:2] != parts[0][:2] for part in parts):
             raise ReplicaMismatchError(_mismatch(texts))
@@ -134,16 +136,44 @@ def all_gather_bytes(own: bytes) -> list[bytes]:
     return [row.tobytes()[: len(own)] for row in sum_over_processes(words)]
 
 
-def _gather_texts(text: bytes, seconds: float | None = None) -> list[bytes]:
-    """Returns the texts of all processes, in their order.
+def _differ(text: bytes, seconds: float | None = None) -> bool:
+    """Whether processes say different texts. Each message begins with this.
 
-    The first message is always of one shape, so it can only meet another one.
+    A digest travels along a tree, so it takes as long as the logarithm of the
+    number of processes.
     """
+    digest = hashlib.blake2b(text, digest_size=7).digest()
+    number = int.from_bytes(digest, "little")
+    bounds = np.array([number, -number], np.int64)
+    largest, smallest = _waited_for(_largest(), bounds, seconds)
+    return largest != -smallest
+
+
+def _rounds(index: int, count: int) -> list[tuple[int, int]]:
+    """Returns with whom a process exchanges numbers, until it has all.
+
+    They are pairs of processes whose distance is a power of two. The processes
+    past the last power of two give their numbers first, and get all last.
+
+    Returns:
+        Of each round, its number and the lower process of the pair.
+    """
+    levels = count.bit_length() - 1
+    inner = 1 << levels  # the last power of two
+    here = index % inner
+    first = [(levels, here)] if here + inner < count else []
+    last = [(levels + 1, here)] if first else []
+    pairs = [(each, index & ~(1 << each)) for each in range(levels)]
+    return [*first, *(pairs if index < inner else []), *last]
+
+
+def _gather_texts(text: bytes) -> list[bytes]:
+    """Returns the texts of all processes, in their order."""
     rows = np.zeros([process_count(), 1 + _LENGTH], np.int32)
     here = rows[process_index()]
     here[0] = len(text)
     here[1 : 1 + len(text)] = list(text[:_LENGTH])
-    rows = sum_over_processes(rows, seconds)
+    rows = sum_over_processes(rows)
     lengths = rows[:, 0]
     more = max(lengths) - _LENGTH
     if more > 0:
@@ -182,15 +212,22 @@ def _shortened(text: bytes) -> bytes:
     return text[: _LENGTH - len(end)] + end
 
 
-def sum_over_processes(
-    numbers: np.ndarray, seconds: float | None = None
-) -> np.ndarray:
+def sum_over_processes(numbers: np.ndarray) -> np.ndarray:
     """Returns the sum of all processes' arrays, which share their shape."""
+    found = _waited_for(_all_reduce(), numbers.ravel())  # as keys come back
+    return found.reshape(numbers.shape)
+
+
+def _waited_for(
+    collective: Callable[[tf.Tensor], tf.Tensor],
+    numbers: np.ndarray,
+    seconds: float | None = None,
+) -> np.ndarray:
+    """Returns the result of a collective of all processes, within some time."""
 
     def run() -> np.ndarray:
         with tf.device("CPU:0"):
-            flat = tf.constant(numbers.ravel())  # as keys come back
-            return _all_reduce()(flat).numpy().reshape(numbers.shape)
+            return collective(tf.constant(numbers)).numpy()
 
     call = DaemonCall(run)
     seconds = step_timeout() if seconds is None else seconds
@@ -208,21 +245,39 @@ def sum_over_processes(
 
 @functools.cache
 def _all_reduce() -> Callable[[tf.Tensor], tf.Tensor]:
+    return _collective("Add", process_count(), [_GROUP])
+
+
+@functools.cache
+def _largest() -> Callable[[tf.Tensor], tf.Tensor]:
+    count = process_count()
+    pairs = _rounds(process_index(), count)
+    keys = [_GROUP - 1 - number * count - lower for number, lower in pairs]
+    return _collective("Max", 2, keys)
+
+
+def _collective(
+    merge_op: str, size: int, keys: list[int]
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns a function that reduces in one group of a size after another."""
     with tf.init_scope(), tf.device("CPU:0"):
         counter = tf.Variable(tf.constant(0), trainable=False)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def run(numbers: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.CollectiveReduceV2(
-            input=numbers,
-            group_size=process_count(),
-            group_key=_GROUP,
-            instance_key=next_key(counter, size_of(numbers), numbers.dtype),
-            ordering_token=[counter.handle],
-            merge_op="Add",
-            final_op="Id",
-            communication_hint="ring",
-        )
+        instance = next_key(counter, size_of(numbers), numbers.dtype)
+        for key in keys:
+            numbers = tf.raw_ops.CollectiveReduceV2(
+                input=numbers,
+                group_size=size,
+                group_key=key,
+                instance_key=instance,
+                ordering_token=[counter.handle],
+                merge_op=merge_op,
+                final_op="Id",
+                communication_hint="ring",
+            )
+        return numbers
 
     return run
 

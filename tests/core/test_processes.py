@@ -178,6 +178,24 @@ def on_one_device(case):
     return (CASES | MORE_CASES)[case](lambda model: model)
 
 
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 63, 64])
+def test_what_all_say_travels_along_a_tree(count):
+    known = {index: {index} for index in range(count)}
+    left = {i: [*agreement._rounds(i, count)] for i in known}
+    assert max(map(len, left.values())) <= 1 + (count - 1).bit_length()
+    while any(left.values()):
+        pairs = {}
+        for index, rounds in left.items():
+            if rounds:
+                pairs.setdefault(rounds[0], []).append(index)
+        met = [pair for pair in pairs.values() if len(pair) == 2]
+        assert met, "some wait for each other"
+        for one, other in met:
+            known[one] = known[other] = known[one] | known[other]
+            assert left[one].pop(0) == left[other].pop(0)
+    assert all(len(each) == count for each in known.values())
+
+
 def test_keys_of_collectives_come_back():
     counter = tf.Variable(0)
 
