@@ -223,7 +223,7 @@ def test_a_number_of_rows_that_is_not_known_is_explained(use):
     step = kc.withdevices(lambda x: use(x, x.shape[0]))
     step(kc.split(X[:8], MANY))
     with pytest.raises((TypeError, ValueError)) as caught:
-        step(kc.split(X[: 2 * MANY], MANY))
+        step(kc.split(X[: 3 * MANY], MANY))
     assert "Write `len(x)`" in caught.value.__notes__[0]
 
 
