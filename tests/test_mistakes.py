@@ -32,6 +32,21 @@ def test_the_value_of_a_tensor_in_a_step():
     assert any("`tf.print`" in note for note in raised.value.__notes__)
 
 
+def test_the_length_of_a_tensor_where_autograph_converts_nothing():
+    typed = {"tf": tf}
+    exec("def step(x): return tf.reduce_sum(x) / len(x)", typed)
+    with pytest.raises(TypeError) as in_a_loop:
+        kc.withdevices(typed["step"])(kc.split(X, MANY))
+    model = kc.replicate(dense(), MANY)
+    model.train_step = lambda data: {"loss": tf.reduce_sum(len(data[0]))}
+    with pytest.raises(TypeError) as in_fit:
+        model.fit(X, Y, verbose=0)
+    for raised in (in_a_loop, in_fit):
+        notes = [x for x in raised.value.__notes__ if "`len` of" in x]
+        assert len(notes) == 1
+        assert "typed at a prompt" in notes[0]
+
+
 def test_a_mean_of_gradients_of_an_average():
     """The loss of TensorFlow's tutorial, which its strategies add up."""
     layer = keras.layers.Dense(1, use_bias=False)

@@ -4,8 +4,11 @@ Some kinds of failure are told apart by their messages only.
 """
 
 import re
+from typing import Any
 
 import tensorflow as tf
+
+from keras_conflux._common import errors
 
 _NOISE = re.compile(
     r"Graph execution error|Detected at node|File |\d+ root error|"
@@ -83,6 +86,27 @@ def replica_of(error: tf.errors.OpError) -> int:
     # TensorFlow puts the ops of replicas after the first in a scope.
     match = re.search(r"\breplica_(\d+)/", str(error))
     return int(match[1]) if match else 0
+
+
+_NOTES = {
+    "has no attribute 'numpy'": (
+        "A step is traced once, before its tensors have values. Return them, "
+        "or print them with `tf.print`."
+    ),
+    "len is not well defined for a symbolic Tensor": (
+        "`len` of a tensor needs AutoGraph, which converts no `train_step`, "
+        "and no function without a source that it can read, as one typed at a "
+        "prompt. Put that in a file, or write `tf.shape(x)[0]`."
+    ),
+}
+
+
+@errors.add_notes_by
+def explain(error: BaseException, *_: Any) -> None:
+    """Says what else to write in a step that is traced."""
+    for text, note in _NOTES.items():
+        if text in str(error):
+            error.add_note(note)
 
 
 def is_untraceable_by_shapes(error: Exception) -> bool:

@@ -419,11 +419,6 @@ class _Compiled:
             # replaces exceptions of types that it does not know.
             error = original
         errors.add_notes(error)
-        if isinstance(original, AttributeError) and original.name == "numpy":
-            error.add_note(
-                "A step is traced once, before its tensors have values. Return "
-                "them, or print them with `tf.print`."
-            )
         if error_texts.is_of_none(error):
             error.add_note(
                 "`x.shape[0]` is None once a step has had parts of two sizes. "
