@@ -47,6 +47,24 @@ def test_the_length_of_a_tensor_where_autograph_converts_nothing():
         assert "typed at a prompt" in notes[0]
 
 
+def test_weights_that_came_after_the_optimizer():
+    model = kc.replicate(dense(), MANY)
+    optimizer = kc.replicate(keras.optimizers.SGD(), MANY)
+    model.layers[0].enable_lora(1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients = kc.allreduce("sum", gradients)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    with pytest.raises(kc.StrategyError, match="again after `enable_lora`"):
+        kc.withdevices(step)(kc.split(X, MANY))
+    kc.replicate(model, MANY)
+    kc.withdevices(step)(kc.split(X, MANY))
+
+
 def test_a_mean_of_gradients_of_an_average():
     """The loss of TensorFlow's tutorial, which its strategies add up."""
     layer = keras.layers.Dense(1, use_bias=False)

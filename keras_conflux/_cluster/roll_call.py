@@ -39,6 +39,7 @@ _INTRODUCTION_BYTES = 100
 """The longest introduction of a caller: a digest and two numbers."""
 _ANSWER_BYTES = 100_000
 """The longest answer of process 0. It may name many processes."""
+_TWICE = "Another program may use it, or this rank was started twice."
 _UNKNOWN_CALLERS = 100
 """How many callers may be silent. Then the first of them has to go."""
 
@@ -51,7 +52,7 @@ def call_roll(
     try:
         server = _listening_at(addresses[index])
     except OSError as error:
-        return f"Its port cannot be used: {error}."
+        return f"Its port cannot be used: {error}. {_TWICE}"
     with server:
         if loopback.are_local(addresses):
             loopback.bind_to_loopback(server)
@@ -78,7 +79,7 @@ def hosts_of_all(
         try:
             server = _listening_at(first)
         except OSError as error:
-            return [], f"Its port cannot be used: {error}."
+            return [], f"Its port cannot be used: {error}. {_TWICE}"
         with server:
             hosts, wrong = _answered(server, names, seconds)
     host, _ = split_address(first, "the address of process 0")

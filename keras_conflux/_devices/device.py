@@ -159,7 +159,10 @@ def devices(which: DevicesLike = None) -> tuple[Device, ...]:
     elif isinstance(which, numbers.Integral):
         return _first(kind, int(which))
     elif not isinstance(which, Iterable):
-        raise DeviceError(f"{which!r} does not name devices. {_SPELLINGS}")
+        raise DeviceError(
+            f"{which!r} does not name devices. {_SPELLINGS} "
+            "`replicate` takes one object per call, or a list of them."
+        )
     chosen = tuple(_parse(item, kind) for item in which)
     _check(chosen)
     if tensorflow_internals.has_started():
@@ -223,8 +226,8 @@ def _all_of(kind: str) -> tuple[Device, ...]:
     if not existing:
         raise DeviceError(
             f"All devices of kind {kind} were asked for, and TensorFlow sees "
-            "none. Leave `devices` out to use GPUs where there are some and "
-            "CPU devices elsewhere."
+            f"only {', '.join(list_devices())}. Leave `devices` out to use "
+            "GPUs where there are some and CPU devices elsewhere."
         )
     return existing
 
@@ -308,8 +311,8 @@ def _check(chosen: Sequence[Device]) -> None:
     for device in chosen:
         if device not in existing:
             raise DeviceError(
-                f"There is no device {device}. The {kind} devices are: "
-                f"{', '.join(existing) or 'none'}."
+                f"There is no device {device}. The devices are: "
+                f"{', '.join(list_devices())}."
             )
 
 

@@ -65,6 +65,7 @@ def test_a_port_that_is_in_use(index):
     with socket.create_server(("", port)):
         found = told((addresses, 0), (addresses, 1), seconds=0.5)
     assert "port cannot be used: [Errno 98] Address already" in found[index]
+    assert found[index].endswith(", or this rank was started twice.")
     assert addresses[index] in found[1 - index]
 
 

@@ -206,7 +206,8 @@ def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
                 raise StrategyError(
                     f"{state.name_of(variable)}, {what}, has a single "
                     "copy that belongs to no replica. Give the model and the "
-                    "optimizer to `keras_conflux.replicate` before the step."
+                    "optimizer to `keras_conflux.replicate` before the step, "
+                    "and again after `enable_lora` has given it weights."
                 )
 
 
