@@ -296,7 +296,7 @@ def test_steps_that_are_not_known():
         kc.memory(model, (x, y))
     model.compile("sgd", "mse")
     assert kc.memory(model, (x, y)).step is None
-    with pytest.raises(TypeError, match=r"`batch` is .* Received at .*: a int"):
+    with pytest.raises(TypeError, match=r"`batch` is .* Received: .* is a int"):
         kc.memory(model, (x, 3))
 
 

@@ -65,6 +65,22 @@ def test_weights_that_came_after_the_optimizer():
     kc.withdevices(step)(kc.split(X, MANY))
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: kc.split(3.0), r"Received: the value is 3\.0\. "),
+        (lambda: kc.split({"a": 3.0}), r"Received: \['a'\] is 3\.0\. "),
+        (
+            lambda: kc.replicate(keras.losses.MeanSquaredError()),
+            "no use for the value, a MeanSquaredError: ",
+        ),
+    ],
+)
+def test_a_value_that_is_alone_is_named(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
 def test_a_mean_of_gradients_of_an_average():
     """The loss of TensorFlow's tutorial, which its strategies add up."""
     layer = keras.layers.Dense(1, use_bias=False)

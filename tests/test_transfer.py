@@ -229,7 +229,7 @@ def test_a_tree_without_tensors_is_nowhere():
 )
 def test_what_holds_variables_is_refused(call):
     for stateful in (dense(), keras.optimizers.SGD(), keras.metrics.Mean()):
-        with pytest.raises(TypeError, match=r"\['m'\]: a .*model.weights"):
+        with pytest.raises(TypeError, match=r"\['m'\] is a .*model.weights"):
             call({"m": stateful})
     with pytest.raises(TypeError, match="prefetch"):
         call(tf.data.Dataset.range(3))

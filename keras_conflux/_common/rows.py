@@ -122,7 +122,7 @@ def assert_has_samples(batch: Tree) -> None:
         if leaf is not None and len(getattr(leaf, "shape", ())) == 0:
             raise ValueError(
                 "Every leaf of a batch is an array of shape (batch, ...). "
-                f"Received at {path}: {leaf!r}. Pass values for the "
+                f"Received: {path} is {leaf!r}. Pass values for the "
                 "whole batch as an argument of its own."
             )
     sample_count(batch)

@@ -31,13 +31,13 @@ def as_tensor(verb: str, path: str, leaf: Any, dtypes: Any) -> Any:
             leaf = tf.convert_to_tensor(leaf)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"{verb}: the leaf at {path} is a {type(leaf).__name__}, not "
+                f"{verb}: {path} is a {type(leaf).__name__}, not "
                 "something numeric. Leave it out of the tree, or put None."
             ) from error
     if leaf.dtype not in dtypes:
         names = ", ".join(dtype.name for dtype in dtypes)
         raise TypeError(
-            f"{verb}: the leaf at {path} is {leaf.dtype.name}; this op takes "
+            f"{verb}: {path} is {leaf.dtype.name}; this op takes "
             f"{names}. Cast it first."
         )
     return leaf

@@ -312,13 +312,13 @@ def _opened(tree: Tree, call: str) -> Tree:
         if isinstance(leaf, tf.data.Dataset):
             raise TypeError(
                 f"`{call}` takes trees of tensors, arrays and numbers. "
-                f"Received at {path}: a dataset. For its batches one after "
+                f"Received: {path} is a dataset. For its batches one after "
                 "another, see `keras_conflux.prefetch`."
             )
         if isinstance(leaf, _STATEFUL):
             raise TypeError(
                 f"`{call}` takes trees of tensors, arrays and numbers. "
-                f"Received at {path}: a {type(leaf).__name__}, whose variables "
+                f"Received: {path} is a {type(leaf).__name__}, whose variables "
                 "have their places. Give it `model.weights` or "
                 "`optimizer.variables`, or choose where a model lives with "
                 "`keras_conflux.replicate(model, devices=['GPU:1'])`."

@@ -228,9 +228,9 @@ def _check_target(target: Any) -> None:
     for path, leaf in trees.with_paths(target):
         if isinstance(leaf, tf.data.Dataset | keras.losses.Loss):
             raise TypeError(
-                f"`replicate` has no use for the {type(leaf).__name__} at "
-                f"{path}: a loss has no variables, and a dataset is given to "
-                "`fit` as it is, or to `keras_conflux.distribute`."
+                f"`replicate` has no use for {path}, a {type(leaf).__name__}: "
+                "a loss has no variables, and a dataset is given to `fit` as "
+                "it is, or to `keras_conflux.distribute`."
             )
     leaves = trees.flatten(target)
     models = [leaf for leaf in leaves if isinstance(leaf, Replicable)]

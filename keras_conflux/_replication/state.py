@@ -105,7 +105,7 @@ def assert_known(target: Any, call: str) -> None:
         if not isinstance(leaf, STATEFUL | keras.Variable):
             raise TypeError(
                 f"`{call}` takes Keras models, layers, optimizers, metrics and "
-                f"variables, or a tree of them. Received at {path}: a "
+                f"variables, or a tree of them. Received: {path} is a "
                 f"{type(leaf).__name__}."
             )
 

@@ -198,7 +198,7 @@ def _statistics(path: str, leaf: Any) -> Statistics:
     numbers = _numbers(path, leaf)
     if numbers.dtype.is_complex or numbers.dtype == tf.string:
         raise TypeError(
-            f"The leaf at {path} is {numbers.dtype.name}. Statistics are of "
+            f"Received: {path} is {numbers.dtype.name}. Statistics are of "
             "real numbers: leave it out of the tree, or put None."
         )
     values = numbers.numpy().astype("float64")

@@ -236,7 +236,7 @@ def _step(
         if leaf is not None and len(getattr(leaf, "shape", ())) == 0:
             raise TypeError(
                 "`batch` is a batch as a dataset yields it, of arrays, "
-                f"tensors or `tf.TensorSpec`s. Received at {path}: a "
+                f"tensors or `tf.TensorSpec`s. Received: {path} is a "
                 f"{type(leaf).__name__}."
             )
     if keras_models.has_own_step(model):
