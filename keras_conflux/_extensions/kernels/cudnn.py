@@ -64,14 +64,8 @@ def forward(
 ) -> list[tf.Tensor]:
     """Returns the output, and the statistics for `backward`.
 
-    These are float32 of shape `(B, N, T)`.
-
-    Args:
-        queries: Queries of shape `(B, T, N, H)`.
-        keys: Keys of shape `(B, S, K, H)`.
-        values: Values of shape `(B, S, K, H)`.
-        bias: The summand of the scores: `(B or 1, N or 1, T, S)`.
-        form: The form of the attention.
+    These are float32 of shape `(B, N, T)`. Queries are `(B, T, N, H)`, keys and
+    values `(B, S, K, H)`, the summand of the scores `(B or 1, N or 1, T, S)`.
     """
     batch, length, heads, _ = queries.shape
     statistics = (batch, heads, length), tf.float32
@@ -95,18 +89,7 @@ def backward(
     statistics: tf.Tensor,
     upstream: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Returns the gradients of queries, keys and values.
-
-    Args:
-        queries: As in `forward`, like the next four.
-        keys: As in `forward`.
-        values: As in `forward`.
-        bias: As in `forward`. It gets no gradient.
-        form: As in `forward`.
-        output: The output of `forward`.
-        statistics: The statistics of `forward`.
-        upstream: The gradient of the output.
-    """
+    """Returns the gradients of queries, keys and values; see `forward`."""
     results = [_heads_first(each) for each in (queries, keys, values)]
     operands = [queries, keys, values, statistics, upstream]
     operands += [*_present(bias), output]
@@ -139,12 +122,7 @@ def _product(
 ) -> dict[str, list[str]]:
     """Describes a product of two tensors, for each sample and head.
 
-    Args:
-        left: The axis that is summed over, in the first.
-        right: The same in the second.
-        left_heads: The axis of the heads in the first. Scores have theirs at
-            1, tensors of queries, keys and values at 2.
-        right_heads: The same in the second.
+    It sums over an axis of each. Scores have their heads at 1, all others at 2.
     """
     return {
         "lhs_contracting_dimensions": [str(left)],

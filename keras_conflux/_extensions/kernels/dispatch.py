@@ -49,13 +49,7 @@ def dot_product_attention(
 def _fused(
     composed: Callable[..., Any], step: Step, request: Request
 ) -> tf.Tensor | None:
-    """Returns fused attention, or `None` where Keras' own is to be used.
-
-    Args:
-        composed: Keras' own, which takes the fields of a `Request`.
-        step: The step that a replica is tracing.
-        request: The attention that is asked for.
-    """
+    """Returns fused attention, or `None` where Keras' own is to be used."""
     shape_of = CompiledShapes.of(step).shape_of
     obstacle = cudnn.obstacle(step) or request.obstacle(shape_of)
     if obstacle is not None:

@@ -99,11 +99,7 @@ def _spread(
 ) -> tf.Tensor:
     """Returns zeros with a number of each window at one of its entries.
 
-    Args:
-        given: Numbers of windows, of the shape
-            `[samples, rows, columns, channels]`.
-        windows: The windows along rows and columns.
-        at: The row and the column of the entry in a window.
+    The numbers have the shape `[samples, rows, columns, channels]`.
     """
     apart = [[[0, 0], [0, each.stride - 1]] for each in windows]
     given = tf.pad(

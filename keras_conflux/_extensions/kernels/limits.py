@@ -30,11 +30,7 @@ class Request:
     attn_logits_soft_cap: Any = None
 
     def obstacle(self, shape_of: ShapeOf) -> str | None:
-        """Returns why no fused kernel can be used, if so.
-
-        Args:
-            shape_of: Returns the shape that a tensor will have.
-        """
+        """Returns why no fused kernel can be used, if so."""
         return (
             self._of_options() or self._of_dtypes() or self._of_shapes(shape_of)
         )

@@ -34,13 +34,9 @@ class Mask:
     def broadcast(
         cls, mask: tf.Tensor, is_causal: bool, length: int, keys: int
     ) -> "Mask":
-        """Returns a mask that may be given in fewer axes, as broadcasting has.
+        """Returns a mask that may be given in fewer axes, of known sizes.
 
-        Args:
-            mask: The mask, of known shape.
-            is_causal: Whether query `t` is allowed the keys 0 to `t` only.
-            length: The number of queries.
-            keys: The number of keys.
+        With `is_causal`, query `t` is allowed the keys 0 to `t` only.
         """
         shape = sizes(mask.shape)
         mask = tf.reshape(mask, [1] * (4 - len(shape)) + shape)

@@ -99,9 +99,7 @@ class Choices(Exit):
     def is_everywhere(self, graph: Any, repeated: bool = False) -> bool:
         """Whether all replicas run a graph inside of the step's, or none, once.
 
-        Args:
-            graph: The graph of a branch, for example.
-            repeated: Whether they may run it as often as the others.
+        If `repeated`, they may run it as often as the others.
         """
         step = self.step
         while graph is not step.graph:

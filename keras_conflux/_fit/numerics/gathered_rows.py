@@ -109,12 +109,7 @@ class GatheredRows:
 
 
 def gathered(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
-    """Returns the rows of all replicas, gathered once in a graph.
-
-    Args:
-        sources: Tensors of the role ROWS, along axes that are known.
-        step: The replica's.
-    """
+    """Returns the rows of all replicas, gathered once in a graph."""
     known = _Gathered.of(step).rows
     here = tf.compat.v1.get_default_graph()
     new = [

@@ -32,12 +32,9 @@ def update_rest(
 class GivenTensors(keras.StatelessScope):
     """In it, an optimizer reads and writes tensors in place of variables.
 
-    They may have other shapes than the variables, as parts of them do.
-
-    Args:
-        known: The variables, and the tensors.
-        reads_late: Whether a value that is kept is the one that was written
-            last when it is used, as for a variable of TensorFlow.
+    They may have other shapes than the variables, as parts of them do. If it
+    `reads_late`, a value that is kept is the one that was written last when it
+    is used, as for a variable of TensorFlow.
     """
 
     def __init__(

@@ -144,11 +144,7 @@ def warn_of_plain_variables(step: Step) -> None:
 
 
 def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
-    """Returns the variables of a step that the model does not know.
-
-    Returns:
-        Variables, and the operations of the step that may write them.
-    """
+    """Returns variables the model does not know, and what may write them."""
     known = _by_handle(
         [*state.variables_of(step.model), *Writes.of(step).variables()]
     )
