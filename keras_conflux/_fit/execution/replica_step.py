@@ -23,7 +23,6 @@ from keras_conflux._fit.numerics.exit import Merged
 from keras_conflux._fit.numerics.exit import TraceAgain
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._fit.numerics.late_writes import handle_of_copy
 from keras_conflux._fit.numerics.returns import Logs
 from keras_conflux._fit.numerics.returns import Predictions
 from keras_conflux._fit.numerics.warnings import plain_variables
@@ -199,7 +198,9 @@ class ReplicaStep:
             kinds=KindInference(
                 trees.present(shard),
                 [fraction] if size is None else [fraction, size],
-                lambda: map(handle_of_copy, state.sums_of(model)),
+                lambda: [
+                    state.own_copy(x).handle for x in state.sums_of(model)
+                ],
                 is_blind=specs.sizes_are_known(shard),
             ),
             model=model,

@@ -175,10 +175,3 @@ def is_computed_from(value: Any, variable: keras.Variable) -> bool:
     uses = resources.uses_of(copies[replica_index()])
     reads = [op for op in uses if op.type == "ReadVariableOp"]
     return walks.depends_on([value.op], reads)
-
-
-def handle_of_copy(variable: keras.Variable) -> Any:
-    """Returns the handle of this replica's copy of a variable, or the only."""
-    copies = state.copies(variable)
-    copy = copies[replica_index() if len(copies) > 1 else 0]
-    return copy.handle

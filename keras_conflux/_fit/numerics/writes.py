@@ -230,7 +230,7 @@ class Writes(Exit):
         """Returns the values written to this replica's copy of a weight."""
         if self.step.kinds.is_blind:
             return [], False
-        return self.step.kinds.written(late_writes.handle_of_copy(weight))
+        return self.step.kinds.written(state.own_copy(weight).handle)
 
     def _warn_of_counters(self, variables: list[keras.Variable]) -> None:
         """Warns of metrics' counts where replicas may not come together."""
