@@ -44,17 +44,17 @@ def own_share(
     left out.
     """
     value = keras_variables.as_tensor(value, variable.dtype)
-    turns = step.turns
-    if turns is not None:
-        value = _share_of_turns(variable, value, step, turns, comes_together)
-        step.kinds.mark(value, COUNTED)
-        return value
+    without_samples = None
     try:
         value, without_samples = _share(value, step, comes_together)
     except NotDerivable:
-        _warn_of_rows(variable, step)
-        without_samples = None
-    if step.may_be_empty:
+        if step.turns is None:
+            _warn_of_rows(variable, step)
+    if step.turns is not None:
+        value = _share_of_turns(
+            variable, value, without_samples, step, comes_together
+        )
+    elif step.may_be_empty:
         if without_samples is None:
             without_samples = variable.value
         value = tf.where(step.batch_fraction > 0, value, without_samples)
@@ -64,19 +64,15 @@ def own_share(
 
 def _share_of_turns(
     variable: keras.Variable,
-    value: tf.Tensor,
+    share: tf.Tensor,
+    without_samples: Any,
     step: Step,
-    turns: Any,
     comes_together: bool,
 ) -> tf.Tensor:
     """Returns the share of a replica, which it writes once after its turns.
 
     It is refused if the graph does not show each turn's summand.
     """
-    try:
-        share, without_samples = _share(value, step, comes_together)
-    except NotDerivable:
-        share, without_samples = value, None
     if share is without_samples:
         return share
     adds = share.op.type in SUMS and share.op.inputs[0] is without_samples
@@ -92,10 +88,8 @@ def _share_of_turns(
         sign = -1 if share.op.type == "Sub" else 1
         change = sign * share.op.inputs[1]
     if step.may_be_empty:
-        change = tf.where(
-            step.batch_fraction > 0, change, tf.zeros_like(change)
-        )
-    return without_samples + turns.summed_here(change)
+        change = tf.where(step.batch_fraction > 0, change, 0)
+    return without_samples + step.turns.summed_here(change)
 
 
 def _share(
