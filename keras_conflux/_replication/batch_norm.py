@@ -6,8 +6,10 @@ from typing import Any
 from typing import TypeVar
 
 import keras
+import tensorflow as tf
 
 from keras_conflux._replication import state
+from keras_conflux._replication import steps
 from keras_conflux._replication import traced_functions
 
 Layer = TypeVar("Layer", bound=keras.layers.Layer)
@@ -57,11 +59,21 @@ def synchronize_batch_norm(target: Layer) -> Layer:
     return target
 
 
-def log_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
-    """Logs that layers, unless frozen, normalize parts of a batch apart."""
-    names = [layer.name for layer in unsynchronized(owners) if layer.trainable]
-    if count == 1 or not names:
+def log_if_unsynchronized(layer: Any, training: Any = None, **_: Any) -> None:
+    """Logs, once, that layers normalize parts of a batch apart, unless frozen.
+
+    They are those of the model that `fit` trains, or a loop's first layer.
+    """
+    step = steps.current()
+    is_apart = training and layer.trainable and not layer.synchronized
+    if step is None or not is_apart or "batch norm" in step.warned:
         return
+    step.warned.add("batch norm")
+    count = (step.turns or tf.distribute.get_strategy().communicator).size
+    if count == 1:
+        return
+    owners = state.stateful_objects([step.model, layer])
+    names = [each.name for each in unsynchronized(owners) if each.trainable]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     _log.warning(
         "%s%s: each of %d parts of a batch is normalized by its own samples, "

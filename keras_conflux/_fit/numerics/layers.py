@@ -25,7 +25,6 @@ from keras_conflux._fit.numerics.global_values import own_rows
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import batch_norm
-from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
@@ -358,18 +357,6 @@ def _sums_of_all(parts: Iterable[tf.Tensor], axes: Any) -> list[tf.Tensor]:
     return replica_collectives().all_reduce("sum", sums)
 
 
-def _log_if_unsynchronized(layer: Any, training: Any = None, **_: Any) -> None:
-    """Logs it of the model that `fit` trains, or of a loop's first layer."""
-    step = steps.current()
-    is_apart = training and layer.trainable and not layer.synchronized
-    if step is None or not is_apart or "batch norm" in step.warned:
-        return
-    step.warned.add("batch norm")
-    count = (step.turns or tf.distribute.get_strategy().communicator).size
-    owners = state.stateful_objects([step.model, layer])
-    batch_norm.log_if_unsynchronized(owners, count)
-
-
 def call_batch_norm(
     original: Callable, layer: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -378,7 +365,7 @@ def call_batch_norm(
     Without `synchronized=True` each row depends on the other samples of the
     replica's shard. The user has chosen that.
     """
-    _log_if_unsynchronized(layer, *args[1:2], **kwargs)
+    batch_norm.log_if_unsynchronized(layer, *args[1:2], **kwargs)
     step = steps.current_fit_step()
     if step is not None:
         Writes.of(step).keep_own_statistics(layer.non_trainable_variables)
