@@ -152,41 +152,30 @@ class XlaProgram(StepPrograms):
                 turns=self._turns,
             )
 
-        return _compiled(one_step, self._step.after_steps, shard_spec, limit)
+        def many_steps(steps: tf.Tensor, stacked: list[Any]) -> Tree:
+            # Traced on its own, so that the loop knows the results of a step.
+            traced = tf.function(_without_autograph(one_step))
+            step = traced.get_concrete_function(*trees.present(shard_spec))
+
+            def run(position: Any) -> list[tf.Tensor]:
+                leaves = [leaf[position] for leaf in stacked]
+                return trees.present(step(*leaves))
+
+            if limit == 1:
+                latest = run(0)
+            else:
+                latest = tf.while_loop(
+                    lambda position, _: position < steps,
+                    lambda position, _: (position + 1, run(position)),
+                    (tf.constant(0), _zeros_like(step.structured_outputs)),
+                )[1]
+            self._step.after_steps()
+            return trees.refill(step.structured_outputs, latest)
+
+        return tf.function(_without_autograph(many_steps), jit_compile=True)
 
 
 _without_autograph = tf.autograph.experimental.do_not_convert
-
-
-def _compiled(
-    one_step: Callable,
-    after_steps: Callable,
-    shard_spec: Tree,
-    limit: int,
-) -> Callable:
-    """Returns the XLA program that runs a step for each of `limit` batches."""
-
-    def many_steps(steps: tf.Tensor, stacked: list[Any]) -> Tree:
-        # Traced on its own, so that the loop knows the results of a step.
-        step = tf.function(_without_autograph(one_step)).get_concrete_function(
-            *trees.present(shard_spec)
-        )
-
-        def run(position: Any) -> list[tf.Tensor]:
-            return trees.present(step(*[leaf[position] for leaf in stacked]))
-
-        if limit == 1:
-            latest = run(0)
-        else:
-            latest = tf.while_loop(
-                lambda position, _: position < steps,
-                lambda position, _: (position + 1, run(position)),
-                (tf.constant(0), _zeros_like(step.structured_outputs)),
-            )[1]
-        after_steps()
-        return trees.refill(step.structured_outputs, latest)
-
-    return tf.function(_without_autograph(many_steps), jit_compile=True)
 
 
 def _zeros_like(logs: Tree) -> list[tf.Tensor]:
