@@ -106,8 +106,28 @@ class ReplicaStep:
         turns: TracedTurns | None = None,
     ) -> Tree:
         """Traces a step, of a replica or of one of its turns."""
-        step = self._step(shard, fraction, place, size, compiled)
-        step.turns = turns
+        model = self._model
+        fraction = tf.identity(fraction)  # a tensor of the step's own graph
+        step = Step(
+            self.name,
+            warned=self._warned,
+            compiled=compiled,
+            batch_fraction=fraction,
+            place=place,
+            may_be_empty=size is not None,
+            shard=shard,
+            graph=tf.compat.v1.get_default_graph(),
+            kinds=KindInference(
+                trees.present(shard),
+                [fraction] if size is None else [fraction, size],
+                lambda: [
+                    state.own_copy(x).handle for x in state.sums_of(model)
+                ],
+                is_blind=specs.sizes_are_known(shard),
+            ),
+            model=model,
+            turns=turns,
+        )
         if turns is not None:  # as a rank of Python's is
             step.kinds.mark_equal([turns.rank])
         if replica_index() == 0:
@@ -175,36 +195,6 @@ class ReplicaStep:
         """Returns the ways out of a step, in the order in which they end."""
         exits = (Gradients, self.returns, Writes, Choices, Draws)
         return [each.of(step) for each in exits]
-
-    def _step(
-        self,
-        shard: Tree,
-        fraction: Any,
-        place: Callable[[], Place],
-        size: Any,
-        compiled: CompiledStep | None,
-    ) -> Step:
-        model = self._model
-        fraction = tf.identity(fraction)  # a tensor of the step's own graph
-        return Step(
-            self.name,
-            warned=self._warned,
-            compiled=compiled,
-            batch_fraction=fraction,
-            place=place,
-            may_be_empty=size is not None,
-            shard=shard,
-            graph=tf.compat.v1.get_default_graph(),
-            kinds=KindInference(
-                trees.present(shard),
-                [fraction] if size is None else [fraction, size],
-                lambda: [
-                    state.own_copy(x).handle for x in state.sums_of(model)
-                ],
-                is_blind=specs.sizes_are_known(shard),
-            ),
-            model=model,
-        )
 
 
 class TrainOrTestStep(ReplicaStep):
