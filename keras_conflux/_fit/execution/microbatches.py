@@ -108,91 +108,73 @@ class TracedTurns:
         return value
 
 
-class StepInTurns:
-    """Runs a replica's step, which `trace` traces for a turn, in turns."""
+def run_in_turns(
+    name: str,
+    count: int,
+    trace: Callable,
+    shard: Tree,
+    fraction: Any,
+    place: Callable[[], Place],
+    size: Any,
+    compiled: CompiledStep | None,
+) -> Tree:
+    """Runs a replica's step, which `trace` traces for a turn, in turns.
 
-    def __init__(self, name: str, count: int, trace: Callable) -> None:
-        self._name = name
-        self._count = count
-        self._trace = trace
+    See `ReplicaStep.on_replica`.
+    """
+    leaves = trees.present(shard)
+    strategy: Any = tf.distribute.get_strategy()
+    refused = combinations.refusal(getattr(strategy, "shard", None), count)
+    if refused:
+        raise NotImplementedError(f"{name}: {refused}")
+    turns = TracedTurns(name, count, fraction, compiled is not None)
+    if compiled is None:
+        arguments = _Uneven(count, leaves, place(), size)
+    else:
+        arguments = _Even(count, leaves, compiled, turns.size)
+    structures: list[Tree] = []
+    index, communicator = replica_index(), strategy.communicator
+    before = communicator.called(index)
 
-    def __call__(
-        self,
-        shard: Tree,
-        fraction: Any,
-        place: Callable[[], Place],
-        size: Any,
-        compiled: CompiledStep | None = None,
-    ) -> Tree:
-        """Runs the step. See `ReplicaStep.on_replica`."""
-        leaves = trees.present(shard)
-        self._refuse_options()
-        in_xla = compiled is not None
-        turns = TracedTurns(self._name, self._count, fraction, in_xla)
-        if compiled is None:
-            arguments = _Uneven(self._count, leaves, place(), size)
-        else:
-            arguments = _Even(self._count, leaves, compiled, turns.size)
-        structures: list[Tree] = []
-        strategy: Any = tf.distribute.get_strategy()
-        index, communicator = replica_index(), strategy.communicator
-        before = communicator.called(index)
-
-        def turn(*given: Any) -> list[tf.Tensor]:
-            # TensorFlow traces a function again that has made variables.
-            communicator.forget_since(index, before)
-            own, numbers = given[: len(leaves)], given[len(leaves) :]
-            turns.begin(numbers[0])
-            output = self._trace(
-                trees.refill(shard, own),
-                *arguments.known_from(numbers),
-                arguments.compiled,
-                turns,
-            )
-            structures.append(output)
-            return trees.present(output)
-
-        signature = [specs.spec_of_any(leaf) for leaf in leaves]
-        signature += arguments.signature
-        traced = tf.function(
-            tf.autograph.experimental.do_not_convert(turn)
-        ).get_concrete_function(*signature)
-        graph = traced.graph
-        flat = tf.nest.flatten(signature, expand_composites=True)
-        outputs = self._run(
-            TracedTurn(
-                graph, graph.inputs[: len(flat)], turns.cuts, graph.outputs
-            ),
-            arguments,
-            compiled,
+    def turn(*given: Any) -> list[tf.Tensor]:
+        # TensorFlow traces a function again that has made variables.
+        communicator.forget_since(index, before)
+        own, numbers = given[: len(leaves)], given[len(leaves) :]
+        turns.begin(numbers[0])
+        output = trace(
+            trees.refill(shard, own),
+            *arguments.known_from(numbers),
+            arguments.compiled,
+            turns,
         )
-        return trees.refill(structures[-1], outputs)
+        structures.append(output)
+        return trees.present(output)
 
-    def _refuse_options(self) -> None:
-        """Raises if the strategy has an option that excludes turns."""
-        shard = getattr(tf.distribute.get_strategy(), "shard", None)
-        refused = combinations.refusal(shard, self._count)
-        if refused:
-            raise NotImplementedError(f"{self._name}: {refused}")
-
-    def _run(
-        self, traced: TracedTurn, arguments: Any, compiled: CompiledStep | None
-    ) -> list[tf.Tensor]:
-        try:
-            with steps.entered(Step(self._name, compiled=compiled)):
-                return graph_in_turns.run(
-                    traced,
-                    self._count,
-                    arguments,
-                    replica_collectives().all_reduce,
-                    compiled is not None,
-                )
-        except CannotRunInTurns as error:
-            operation, reason = error.args
-            raise NotImplementedError(
-                f"{self._name}: with `microbatches=` a replica runs a step in "
-                f"turns, and {operation.name} ({operation.type}) {reason}."
-            ) from error
+    signature = [specs.spec_of_any(leaf) for leaf in leaves]
+    signature += arguments.signature
+    # It holds its graph.
+    traced = tf.function(
+        tf.autograph.experimental.do_not_convert(turn)
+    ).get_concrete_function(*signature)
+    graph = traced.graph
+    flat = tf.nest.flatten(signature, expand_composites=True)
+    given = graph.inputs[: len(flat)]
+    try:
+        with steps.entered(Step(name, compiled=compiled)):
+            outputs = graph_in_turns.run(
+                TracedTurn(graph, given, turns.cuts, graph.outputs),
+                count,
+                arguments,
+                replica_collectives().all_reduce,
+                compiled is not None,
+            )
+    except CannotRunInTurns as error:
+        operation, reason = error.args
+        raise NotImplementedError(
+            f"{name}: with `microbatches=` a replica runs a step in turns, "
+            f"and {operation.name} ({operation.type}) {reason}."
+        ) from error
+    return trees.refill(structures[-1], outputs)
 
 
 class _Even:
@@ -231,10 +213,7 @@ class _Even:
         count = self._everywhere
         fraction = batch_fractions([1] * count)[0]
 
-        def place() -> Place:
-            return Place(1, tf.cast(rank, tf.uint64), count)
-
-        return fraction, place, None
+        return fraction, lambda: Place(1, tf.cast(rank, tf.uint64), count), None
 
 
 def _rank(compiled: CompiledStep) -> Any:

@@ -13,8 +13,8 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_internals import replica_index
-from keras_conflux._fit.execution.microbatches import StepInTurns
 from keras_conflux._fit.execution.microbatches import TracedTurns
+from keras_conflux._fit.execution.microbatches import run_in_turns
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.draws import Draws
@@ -93,8 +93,8 @@ class ReplicaStep:
         """
         if turns == 1:
             return self._trace(shard, fraction, place, size, compiled)
-        in_turns = StepInTurns(self.name, turns, self._trace)
-        return in_turns(shard, fraction, place, size, compiled)
+        given = shard, fraction, place, size, compiled
+        return run_in_turns(self.name, turns, self._trace, *given)
 
     def _trace(
         self,
