@@ -81,7 +81,6 @@ class StepExecutor:
         self._calls = 0
         self._is_first = True
         self._needs_sizes: Exception | None = None
-        self._has_told_of_sizes = False
         self._compiled: set[Any] = set()
         self._steps_as_graph: collections.Counter[Any] = collections.Counter()
 
@@ -147,8 +146,10 @@ class StepExecutor:
         while True:
             try:
                 result = self._run(batch if needs else batch.opened(), limit)
-                self._needs_sizes = needs
-                self._tell_of_sizes()
+                if needs is not None and self._needs_sizes is None:
+                    self._needs_sizes = needs
+                    if self._strategy.communicator.size > 1:
+                        warn_of_known_sizes(self._model, needs)
                 return result
             except TraceAgain as again:
                 found = again.findings
@@ -167,15 +168,6 @@ class StepExecutor:
                     self._note_sizes(error, batch.sizes)
                     raise
                 needs = error
-
-    def _tell_of_sizes(self) -> None:
-        """Warns, once, of a step whose graph does not tell enough."""
-        needs = self._needs_sizes
-        is_alone = self._strategy.communicator.size == 1
-        if needs is None or self._has_told_of_sizes or is_alone:
-            return
-        self._has_told_of_sizes = True
-        warn_of_known_sizes(self._model, needs)
 
     def _refuse(self, counted: str, needs: Exception | None) -> None:
         raise StrategyError(
