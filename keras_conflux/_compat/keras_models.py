@@ -50,11 +50,6 @@ def set_strategy(model: keras.Model, strategy: Any) -> None:
     model._distribute_strategy = strategy
 
 
-def functions_of(model: keras.Model) -> list[Any]:
-    """Returns a model's train, test and predict functions, or `None`s."""
-    return [model.train_function, model.test_function, model.predict_function]
-
-
 def tf_functions_in(function: Any) -> Iterator[Any]:
     """Yields the `tf.function`s of a function of Keras' own trainer."""
     # trainer.py makes them in closures.

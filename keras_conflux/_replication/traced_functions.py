@@ -16,6 +16,7 @@ _replaced: Any = weakref.WeakValueDictionary()
 """By id, the handles that Keras variables have had, and have no more."""
 _swaps = 0
 """The number of times that Keras variables have got other handles."""
+_FUNCTIONS = ("train_function", "test_function", "predict_function")
 _settings = 0
 """The number of times that the settings of layers have changed."""
 
@@ -69,8 +70,10 @@ def is_stale(function: Any) -> bool:
 
 def read_by_functions(model: Any, handles: Any) -> bool:
     """Whether functions of Keras' own trainer read a variable."""
-    functions = keras_models.functions_of(model)
-    return any(reads(_traces_of_keras(each), handles) for each in functions)
+    return any(
+        reads(_traces_of_keras(getattr(model, each)), handles)
+        for each in _FUNCTIONS
+    )
 
 
 def _traces_of_keras(function: Any) -> list[Any]:
@@ -83,6 +86,5 @@ def _traces_of_keras(function: Any) -> list[Any]:
 
 def forget(model: Any) -> None:
     """Drops a model's functions, which are made again when it next runs."""
-    model.train_function = None
-    model.test_function = None
-    model.predict_function = None
+    for each in _FUNCTIONS:
+        setattr(model, each, None)
