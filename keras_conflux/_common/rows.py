@@ -93,13 +93,13 @@ def take(leaf: Any, begin: Any, end: Any) -> Any:
     return tf.identity(leaf[begin:end])
 
 
-def joined(leaves: Sequence[Any]) -> Any:
-    """Joins leaves of shape `(batch, ...)` along the first axis."""
+def joined(leaves: Sequence[Any], axis: int = 0) -> Any:
+    """Joins leaves along an axis, by default that of samples."""
     if len(leaves) == 1:
         return leaves[0]
     if isinstance(leaves[0], tf.SparseTensor):
-        return tf.sparse.concat(0, leaves)
-    return tf.concat(leaves, 0)
+        return tf.sparse.concat(axis, leaves)
+    return tf.concat(leaves, axis)
 
 
 def _has_samples(leaf: Any) -> bool:

@@ -16,6 +16,7 @@ from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import counted_rows
 from keras_conflux._batch_analysis import rows
+from keras_conflux._common.rows import joined
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.inner_graphs import Loops
 from keras_conflux._fit.numerics.random_operations import Sampler
@@ -89,7 +90,7 @@ class DrawnRows:
             begin = tf.minimum(tf.cast(begin, tf.int32), last)
             begins = begin * np.eye(len(self.sizes), dtype="int32")[self.axis]
             parts.append(tf.slice(drawn, begins, shape))
-        return _joined(parts, self.axis)
+        return joined(parts, self.axis)
 
     def spread(self, parameter: tf.Tensor) -> tf.Tensor:
         """Gives each row that one device draws a parameter.
@@ -109,7 +110,7 @@ class DrawnRows:
             inside = tf.clip_by_value(tf.range(total) - before, 0, length - 1)
             positions.append(first + inside)
             first += length
-        return tf.gather(each, _joined(positions, 0), axis=self.axis)
+        return tf.gather(each, joined(positions), axis=self.axis)
 
     def _shapes(self) -> list[tf.Tensor]:
         """Returns the shape of each block."""
@@ -140,10 +141,6 @@ class DrawnRows:
         with on_host():
             share = samples * length
             return share if isinstance(own, int) and own == 1 else share // own
-
-
-def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
-    return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 
 def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
