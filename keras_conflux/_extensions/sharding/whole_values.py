@@ -4,12 +4,9 @@ Layers in a step of `fit` read their weights in another way. See
 `gathered_weights`.
 """
 
-import contextlib
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_models
@@ -89,24 +86,12 @@ def _joined(source: Any, found: Any) -> Any:
 
 
 def export(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Exports a model that lies whole on one device meanwhile."""
-    with _whole(model):
+    """Exports a model on one device, as the program reads whole variables."""
+    if not any(map(state.is_in_parts, model.variables)):
         return original(model, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def _whole(model: keras.Model) -> Iterator[None]:
-    """Puts a model whose weights lie in parts on one device meanwhile.
-
-    An exported program reads whole variables.
-    """
-    is_cut = any(map(state.is_in_parts, model.variables))
     strategy = keras_models.strategy_of(model)
-    if not is_cut:
-        yield
-        return
     demote(model)
     try:
-        yield
+        return original(model, *args, **kwargs)
     finally:
         promote(model, strategy)
