@@ -11,6 +11,7 @@ computes at that time travels along, because XLA drops all other orders.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -102,21 +103,14 @@ def _forget_all() -> None:
         GatheredWeights.of(step).forget_all()
 
 
+@dataclasses.dataclass(eq=False)
 class _Unit:
-    """Weights that are gathered together, in one dtype.
+    """Weights that are gathered together, and travel in one dtype."""
 
-    Args:
-        variables: The weights.
-        dtype: The dtype in which they travel.
-    """
-
-    def __init__(
-        self, variables: list[keras.Variable], dtype: tf.DType
-    ) -> None:
-        self.variables = variables
-        self.dtype = dtype
-        self.parts: list[tf.Tensor] = []
-        self.whole: list[tf.Tensor] = []
+    variables: list[keras.Variable]
+    dtype: tf.DType
+    parts: Sequence[tf.Tensor] = ()
+    whole: Sequence[tf.Tensor] = ()
 
     def gather(self, step: Step, after: Sequence[tf.Tensor]) -> None:
         """Gathers them, once some tensors are known."""
