@@ -1,5 +1,6 @@
 """A variable of TensorFlow of which each device holds a part."""
 
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -91,8 +92,14 @@ class ShardedVariable(InParts, values.DistributedVariable):
         return flat[: self.layout.size].reshape(self.layout.shape)
 
     def _write(
-        self, method: str, value: Any, read_value: bool = True, **_: Any
+        self,
+        method: str,
+        value: Any,
+        *_: Any,
+        read_value: bool = True,
+        **__: Any,
     ) -> Any:
+        """Writes a whole value, of which each device gets its part."""
         if self._in_replica():
             part = self.layout.part_of(self._as_tensor(value), self._rank())
             return getattr(self.part, method)(part, read_value=read_value)
@@ -110,17 +117,9 @@ class ShardedVariable(InParts, values.DistributedVariable):
                 getattr(own, method)(apart(part), read_value=False)
         return self
 
-    def assign(self, value: Any, *_: Any, **options: Any) -> Any:
-        """Gives each device its part of a whole value."""
-        return self._write("assign", value, **options)
-
-    def assign_add(self, value: Any, *_: Any, **options: Any) -> Any:
-        """Adds to each part its part of a whole value."""
-        return self._write("assign_add", value, **options)
-
-    def assign_sub(self, value: Any, *_: Any, **options: Any) -> Any:
-        """Subtracts from each part its part of a whole value."""
-        return self._write("assign_sub", value, **options)
+    assign = functools.partialmethod(_write, "assign")
+    assign_add = functools.partialmethod(_write, "assign_add")
+    assign_sub = functools.partialmethod(_write, "assign_sub")
 
     def scatter_add(self, sparse_delta: Any, *_: Any, **__: Any) -> Any:
         """Adds some rows."""
