@@ -102,16 +102,14 @@ class ShardedUpdates(Part):
             if layout is not None and layout.is_part(grads[i])
         ]
         rest = [i for i in range(len(grads)) if i not in cut]
-        found = list(grads)
         sums = collectives.all_reduce("sum", [grads[i] for i in rest])
-        for i, total in zip(rest, sums, strict=True):
-            found[i] = total
+        found = dict(zip(rest, sums, strict=True))
         flats = collectives.gathered([grads[i] for i in cut])
         for i, flat in zip(cut, flats, strict=True):
             layout = self._layouts[i]
             assert layout is not None, "it is cut"
             found[i] = layout.whole(flat)
-        return found
+        return [found[i] for i in range(len(grads))]
 
     def accumulated(self, variable: keras.Variable) -> tf.Variable | None:
         """Returns a replica's part of an accumulator that lies in parts."""
@@ -269,11 +267,10 @@ def _in_parts(
         weight: The weight of gradients that are cut.
     """
     collectives = replica_collectives()
-    found = list(grads)
+    found = dict(enumerate(grads))
     whole = [i for i, layout in enumerate(layouts) if layout is None]
     sums = of_wholes([grads[i] for i in whole], whole)
-    for i, total in zip(whole, sums, strict=True):
-        found[i] = total
+    found.update(zip(whole, sums, strict=True))
     where: list[int] = []
     flats: list[tf.Tensor] = []
     wide: list[tf.DType] = []
@@ -284,9 +281,8 @@ def _in_parts(
             flats.append(layout.flat(dtypes.weighted(dense, weight)))
             wide.append(g.dtype)
     parts = collectives.scattered(flats, wide)
-    for i, part in zip(where, parts, strict=True):
-        found[i] = part
-    return found
+    found.update(zip(where, parts, strict=True))
+    return [*found.values()]
 
 
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
