@@ -35,12 +35,7 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 def layout_for(variable: Any, strategy: Any) -> Layout | None:
-    """Returns how a variable is cut, `None` if it stays whole.
-
-    Args:
-        variable: One of Keras or TensorFlow.
-        strategy: The one that replicates it.
-    """
+    """Returns how a strategy cuts a variable, `None` if it stays whole."""
     if strategy.shard is None:
         return None
     return _layout_over(variable, strategy.communicator.size)

@@ -163,13 +163,9 @@ class _Unit:
         step: Step,
         where: Sequence[int],
     ) -> list[tf.Tensor]:
-        """Sums the gradients of all replicas, in the dtype of the weights.
+        """Sums gradients by whole weights, `where` they are asked for.
 
-        Args:
-            upstream: This replica's, by each whole weight.
-            parts: The parts of the weights.
-            step: The replica's.
-            where: The positions of those that are asked for.
+        Those of all replicas are added up in the dtype of the parts.
         """
         weight = gradients.has_samples(step) if step.may_be_empty else None
         layouts = [*map(_layout, self.variables)]
@@ -267,9 +263,7 @@ class GatheredWeights(Part):
     ) -> Iterator[None]:
         """Gathers weights again for the backward pass, traced here.
 
-        Args:
-            sources: The variables by which a tape differentiates.
-            found: The gradients, when all is traced.
+        It fills `found` with a tape's gradients by the sources.
         """
         graph = self.step.graph
         begin = len(graph.get_operations())

@@ -41,12 +41,7 @@ class Layout:
         return tf.reshape(flat, self.shape)
 
     def part_of(self, tensor: Any, rank: Any) -> tf.Tensor:
-        """Returns one part of a whole tensor.
-
-        Args:
-            tensor: The whole.
-            rank: The index of the part: a number, or a scalar tensor.
-        """
+        """Returns one part of a whole; its rank may be a scalar tensor."""
         begin = rank * self.part_size
         if not isinstance(rank, int):
             return tf.slice(self.flat(tensor), [begin], [self.part_size])

@@ -24,12 +24,8 @@ def as_written(gradient: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns a gradient as a product has written it, or else in a dtype.
 
     Of all but products, XLA may leave out that a gradient had fewer bits in
-    between: it adds summands in float32, and rows of one index
-    are added up after the cast.
-
-    Args:
-        gradient: The gradient of a weight, perhaps as a layer read it.
-        dtype: The dtype of the weight.
+    between: it adds summands in float32, and rows of one index are added up
+    after the cast.
     """
     source = gradient
     if tf.is_symbolic_tensor(gradient) and gradient.op.type == "Cast":

@@ -28,10 +28,6 @@ class Timeline:
     """The operations of a graph that depend on samples, in their order.
 
     All others may run at any time, such as reading a variable.
-
-    Args:
-        graph: The graph that is being traced.
-        samples: Tensors of the graph.
     """
 
     def __init__(self, graph: Any, samples: Iterable[tf.Tensor]) -> None:
@@ -55,11 +51,7 @@ class Timeline:
         """Returns a tensor computed shortly before an operation is needed.
 
         It is an input of the operation, or else of the first reader of its
-        outcome: LoRA adds a product of weights to a weight.
-
-        Args:
-            operation: An operation of the order.
-            order: See `positions`.
+        outcome: LoRA adds a product of weights to a weight. See `positions`.
         """
         self._read_on([*order])
         begin = order[operation]
@@ -105,12 +97,9 @@ Reads = list[tuple[tf.Operation, tf.Tensor]]
 def reads_since(
     tensors: Iterable[tf.Tensor], order: dict[tf.Operation, int], begin: int
 ) -> Reads:
-    """Returns the reads of tensors, also in another shape or dtype.
+    """Returns reads of tensors from a place of the `positions` on.
 
-    Args:
-        tensors: Tensors of the graph.
-        order: See `positions`.
-        begin: The place of the first operation that counts.
+    Reads in another shape or dtype count, too.
     """
 
     def moved(tensor: tf.Tensor) -> list[tf.Tensor]:
@@ -131,12 +120,7 @@ def reads_since(
 
 
 def read_others(reads: Reads, others: dict[int, tf.Tensor]) -> None:
-    """Lets operations read other tensors, in the same shape and dtype.
-
-    Args:
-        reads: See `reads_since`.
-        others: By the ids of tensors, others of the same value.
-    """
+    """Lets operations read others of the same values, by the tensors' ids."""
     moves = walks.by_need(
         [tensor.op for _, tensor in reads if id(tensor) not in others],
         lambda each: (

@@ -234,16 +234,7 @@ def is_sharding() -> bool:
 def scattered(
     variables: Sequence[Any], step: Step, grads: list[Any]
 ) -> list[Any]:
-    """Sums the gradients of all replicas, which have their weights already.
-
-    Args:
-        variables: The variables of the gradients.
-        step: The step of the replica.
-        grads: The gradients of this replica.
-
-    Returns:
-        The sums: of variables that are cut, this replica's part.
-    """
+    """Returns the sums of all replicas' weighted gradients, or their parts."""
 
     def of_wholes(whole: list[Any], where: list[int]) -> list[Any]:
         return gradients.summed(whole, [variables[i] for i in where], step)
@@ -258,13 +249,9 @@ def _in_parts(
     of_wholes: Callable[[list[Any], list[int]], list[Any]],
     weight: tf.Tensor | None = None,
 ) -> list[Any]:
-    """Sums some gradients whole, and of others a part.
+    """Sums a replica's gradients: `of_wholes` those that have no layout.
 
-    Args:
-        grads: The gradients of this replica. A part is a sum already.
-        layouts: The layouts of the gradients, or `None`.
-        of_wholes: Sums the whole ones, given their positions.
-        weight: The weight of gradients that are cut.
+    Others get the weight, and become a part. A part is a sum already.
     """
     collectives = replica_collectives()
     found = dict(enumerate(grads))
