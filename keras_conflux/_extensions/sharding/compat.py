@@ -91,18 +91,12 @@ class ShardedVariable(InParts, values.DistributedVariable):
         flat = between_processes.joined(self, own)
         return flat[: self.layout.size].reshape(self.layout.shape)
 
-    def _write(
-        self,
-        method: str,
-        value: Any,
-        *_: Any,
-        read_value: bool = True,
-        **__: Any,
-    ) -> Any:
+    def _write(self, method: str, value: Any, *_: Any, **options: Any) -> Any:
         """Writes a whole value, of which each device gets its part."""
         if self._in_replica():
             part = self.layout.part_of(self._as_tensor(value), self._rank())
-            return getattr(self.part, method)(part, read_value=read_value)
+            read = options.get("read_value", True)
+            return getattr(self.part, method)(part, read_value=read)
         # On the host, unless the value is on a device already: each device
         # gets its part only.
         is_tensor = isinstance(value, tf.Tensor | tf.Variable)
@@ -117,9 +111,9 @@ class ShardedVariable(InParts, values.DistributedVariable):
                 getattr(own, method)(apart(part), read_value=False)
         return self
 
-    assign = functools.partialmethod(_write, "assign")
-    assign_add = functools.partialmethod(_write, "assign_add")
-    assign_sub = functools.partialmethod(_write, "assign_sub")
+    assign: Any = functools.partialmethod(_write, "assign")
+    assign_add: Any = functools.partialmethod(_write, "assign_add")
+    assign_sub: Any = functools.partialmethod(_write, "assign_sub")
 
     def scatter_add(self, sparse_delta: Any, *_: Any, **__: Any) -> Any:
         """Adds some rows."""
