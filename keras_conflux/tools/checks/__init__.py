@@ -49,12 +49,7 @@ class Passed:
 
 
 class Wrong(Exception):
-    """A check has failed.
-
-    Args:
-        text: The fault.
-        todo: The command that helps, or other advice.
-    """
+    """The fault of a check that has failed, and the command that helps."""
 
     def __init__(self, text: str, todo: str) -> None:
         super().__init__(text)

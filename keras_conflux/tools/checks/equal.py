@@ -42,8 +42,7 @@ def check(count: int) -> Passed:
 def compare(count: int, on_gpu: bool = False) -> tuple[float, list[Any]]:
     """Trains without XLA, and raises `Wrong` if the results differ.
 
-    Returns:
-        The largest difference, and what one device has learned.
+    Returns the largest difference, and what one device has learned.
     """
     import tensorflow as tf
 
@@ -88,10 +87,7 @@ def _compare_with_xla(devices: Any, expected: Any) -> None:
 
 
 def _trained(devices: Any, jit_compile: bool) -> list[Any]:
-    """Trains a small model on uneven batches, and returns what it has learned.
-
-    `None` is for one device, without replicas.
-    """
+    """Returns what a model learns of uneven batches, also on no replicas."""
     import keras
     import numpy as np
 

@@ -4,11 +4,7 @@ from keras_conflux._devices.driver import nvidia_smi
 
 
 def gpus(*fields: str) -> list[list[str]]:
-    """Returns some fields of each GPU, as text; nothing without a driver.
-
-    Args:
-        *fields: As `nvidia-smi --help-query-gpu` lists them.
-    """
+    """Returns fields of nvidia-smi of each GPU, as text, if it has a driver."""
     return _rows(f"--query-gpu={','.join(fields)}")
 
 

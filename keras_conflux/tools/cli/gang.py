@@ -55,15 +55,9 @@ class Gang:
     """Starts processes, and ends all when one fails.
 
     A process is the leader of a group, to which all belong that it starts.
-    The whole group is gone after the `with` block.
-
-    Args:
-        command: The command of each process.
-        environments: The environment variables of each.
-        grace_seconds: The time that the others may run after a failure or a
-            signal, and again after SIGTERM. Then SIGKILL ends them.
-        events: The queue of signals.
-        screen: The output of the processes goes there.
+    The whole group is gone after the `with` block. After a failure or a signal,
+    and again after SIGTERM, the others may run for the seconds of grace. Then
+    SIGKILL ends them.
     """
 
     def __init__(

@@ -33,11 +33,8 @@ class Sink:
     processes is kept for it up to a limit, beyond which they wait, as for any
     reader.
 
-    Args:
-        descriptor: The descriptor of the file.
-        on_gone: Called once nobody reads any more.
-        on_failure: Called with a message when the file begins to refuse output,
-            as on a full disk.
+    It tells once nobody reads any more, and of the error when the file begins
+    to refuse output, as on a full disk.
     """
 
     def __init__(
@@ -135,11 +132,7 @@ class Sink:
 
 
 class Screen:
-    """The files for the processes' output: standard output and error.
-
-    Args:
-        on_gone: Called with the name of one that nobody reads any more.
-    """
+    """Standard output and error; tells the name of one that nobody reads."""
 
     def __init__(self, on_gone: Callable[[str], None]) -> None:
         self._files: dict[int, Sink] = {}
@@ -200,14 +193,7 @@ class Screen:
 
 
 class Output:
-    """One stream of one process.
-
-    Args:
-        screen: The screen to write to.
-        descriptor: 1 for standard output, 2 for standard error.
-        prefix: The text before each line.
-        hear: Called with each line.
-    """
+    """A stream of a process, on a screen. `hear` gets each line unprefixed."""
 
     def __init__(
         self,

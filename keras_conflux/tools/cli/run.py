@@ -103,9 +103,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Starts all processes, and again if one fails.
 
-    Returns:
-        0, or the exit status of the first process that failed, in the last
-        attempt. It is 128 and the signal's number if a signal ended it.
+    Returns 0, or the exit status of the first process that failed, in the last
+    attempt. It is 128 and the signal's number if a signal ended it.
     """
     command = _command(options)
     if not options.processes:
@@ -197,12 +196,8 @@ def deal(
 ) -> list[str | None]:
     """Deals GPUs out to processes, as many as possible if no number is given.
 
-    Returns:
-        The CUDA_VISIBLE_DEVICES of each process, or `None` to leave it
-        as it is, where there are no GPUs.
-
-    Raises:
-        ValueError: If there are not enough.
+    Returns the CUDA_VISIBLE_DEVICES of each, or `None` to leave it as it is,
+    where there are no GPUs, and raises a `ValueError` if there are too few.
     """
     if per_process is None:
         if not gpus:

@@ -41,12 +41,7 @@ def built_for(model: keras.Model) -> dict[str, str]:
 
 
 def build(model: keras.Model, saved: dict[str, str]) -> None:
-    """Builds unbuilt parts, for the shapes of the saved ones.
-
-    Args:
-        model: The model that has them.
-        saved: The result of `built_for`.
-    """
+    """Builds unbuilt parts for the saved result of `built_for`."""
     for name, part in _parts(model).items():
         if not part.built and name in saved:
             described = json.loads(saved[name])
