@@ -394,11 +394,9 @@ class ReplicaCollectives:
             message=f"{verb}: sizes differ between replicas, in one of "
             f"{', '.join(paths)}. Use `allgather` for uneven sizes.",
         )
-        if same is not None:
+        with tf.control_dependencies([same]):
             for position, leaf in enumerate(leaves):
-                if dtypes.is_sparse(leaf):
-                    continue
-                with tf.control_dependencies([same]):
+                if not dtypes.is_sparse(leaf):
                     leaves[position] = tf.identity(leaf)
 
 
