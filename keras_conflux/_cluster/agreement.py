@@ -27,7 +27,7 @@ from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._common.waiting import step_timeout
 
 _LENGTH = 256
-"""How many bytes of a text the first message has room for."""
+"""How many bytes of what a process is about to do an error shows."""
 _GROUP = (1 << 20) - 1
 """The group key of the processes, below the devices' keys."""
 _IN_TURN = 4
@@ -169,22 +169,10 @@ def _rounds(index: int, count: int) -> list[tuple[int, int]]:
 
 def _gather_texts(text: bytes) -> list[bytes]:
     """Returns the texts of all processes, in their order."""
-    rows = np.zeros([process_count(), 1 + _LENGTH], np.int32)
-    here = rows[process_index()]
-    here[0] = len(text)
-    here[1 : 1 + len(text)] = list(text[:_LENGTH])
-    rows = sum_over_processes(rows)
-    lengths = rows[:, 0]
-    more = max(lengths) - _LENGTH
-    if more > 0:
-        rest = np.zeros([process_count(), more], np.int32)
-        left = text[_LENGTH:]
-        rest[process_index(), : len(left)] = list(left)
-        rows = np.concatenate([rows, sum_over_processes(rest)], 1)
-    texts = rows[:, 1:].astype(np.uint8)
-    return [
-        bytes(row[:length]) for row, length in zip(texts, lengths, strict=True)
-    ]
+    sizes = all_gather_bytes(len(text).to_bytes(4, "little"))
+    lengths = [int.from_bytes(size, "little") for size in sizes]
+    texts = all_gather_bytes(text.ljust(max(lengths)))
+    return [x[:length] for x, length in zip(texts, lengths, strict=True)]
 
 
 def _mismatch(texts: list[bytes]) -> str:
