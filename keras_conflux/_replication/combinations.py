@@ -20,34 +20,25 @@ def refusal(
 
     The owners are the layers and optimizers of a model that is to have them.
     """
-    found = None
-    if shard is not None:
-        found = _refusal_of_shard(shard, owners)
-    if found is None and microbatches != 1:
-        found = _refusal_of_turns(shard, microbatches, owners)
-    return found
-
-
-def _refusal_of_shard(shard: str, owners: Sequence[Any]) -> str | None:
-    option = f"shard={shard!r}"
-    refused = versions.refusal("sharding", option)
-    for each in owners:
-        if isinstance(each, keras.optimizers.Optimizer) and not hasattr(
-            each, "inner_optimizer"
-        ):
-            refused = refused or parts.refusal(each, shard)
-    return refused
-
-
-def _refusal_of_turns(
-    shard: str | None, microbatches: int, owners: Sequence[Any]
-) -> str | None:
+    found = None if shard is None else _refusal_of_shard(shard, owners)
+    if found is not None or microbatches == 1:
+        return found
     if shard is not None:
         return (
             f"`microbatches=` and `shard={shard!r}` do not work together in "
             "this version. Leave one of both out."
         )
     return refusal_of_states(owners, f"{microbatches=!r}")
+
+
+def _refusal_of_shard(shard: str, owners: Sequence[Any]) -> str | None:
+    refused = versions.refusal("sharding", f"shard={shard!r}")
+    for each in owners:
+        if isinstance(each, keras.optimizers.Optimizer) and not hasattr(
+            each, "inner_optimizer"
+        ):
+            refused = refused or parts.refusal(each, shard)
+    return refused
 
 
 def refusal_of_states(layers: Sequence[Any], received: str) -> str | None:
