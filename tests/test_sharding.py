@@ -93,7 +93,7 @@ def test_the_length_of_a_dataset_is_known_afterwards():
         (
             lambda: kc.shard((np.ones(3), np.float32(1)), 0, 2),
             ValueError,
-            r"at \[1\]: ",
+            r"Received: \[1\] is ",
         ),
         (
             lambda: kc.shard(tf.data.Dataset.range(3).repeat(), 0, 2),

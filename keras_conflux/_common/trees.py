@@ -103,7 +103,7 @@ def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
         for path, leaf in first.items():
             if not _leaves_alike(leaf, other[path]):
                 raise ReplicaMismatchError(
-                    f"{what}: as {path} replica 0 has {describe(leaf)}, "
+                    f"{what}: for {path} replica 0 has {describe(leaf)}, "
                     f"replica {index} has {describe(other[path])}. "
                     f"{_advice(leaf, other[path])}"
                 )
