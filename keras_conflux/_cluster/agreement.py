@@ -188,7 +188,8 @@ def _mismatch(texts: list[bytes]) -> str:
         "differ, the processes have drawn different batches: give shuffles a "
         "seed, or say to `fit` that each process brings its own part with "
         '`replicate(model, data="local")`. A task for one process alone, '
-        "such as writing a file, must not train, evaluate or reduce anything."
+        "such as writing a file, must not train, evaluate or reduce anything, "
+        "nor read weights that `shard` has cut."
     )
 
 

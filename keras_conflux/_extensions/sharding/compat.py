@@ -83,9 +83,9 @@ class ShardedVariable(InParts, values.DistributedVariable):
         """Returns the whole value, whose parts are joined on the host."""
         if not tf.executing_eagerly():
             raise NotImplementedError(
-                f"{self.name} lies in parts on the devices of several "
-                "processes, and a `tf.function` outside of replicas reads it. "
-                "Read it outside of the function, or inside of a replica."
+                f"{self.name} is sharded, and its whole value is not known "
+                "where a `tf.function` is traced outside of replicas. Read it "
+                "before the function, or inside of a replica."
             )
         own = np.concatenate([each.numpy() for each in self._values])
         flat = between_processes.joined(self, own)
