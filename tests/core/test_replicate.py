@@ -18,7 +18,6 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux._compat.tensorflow_internals import replica_index
-from keras_conflux._replication import combinations
 from keras_conflux._replication import state
 
 
@@ -319,23 +318,6 @@ def test_in_one_process_local_data_are_all_data():
     np.testing.assert_allclose(
         plain.predict(x, verbose=0), local.predict(x, verbose=0), rtol=1e-5
     )
-
-
-def test_what_works_in_one_process_alone(monkeypatch):
-    monkeypatch.setattr(combinations, "process_count", lambda: 2)
-    for shard in ("optimizer", "weights"):
-        says = f"`shard='{shard}'` works in one .* There are 2 processes"
-        with pytest.raises(NotImplementedError, match=says):
-            kc.replicate(dense(), shard=shard)
-        with pytest.raises(NotImplementedError, match=says):
-            kc.replicate(devices=1, shard=shard)
-    monkeypatch.undo()
-    model = kc.replicate(dense(), devices=1, microbatches=2)
-    model.compile("sgd", "mse")
-    monkeypatch.setattr(combinations, "process_count", lambda: 2)
-    says = "`microbatches=` works in one .* There are 2 processes"
-    with pytest.raises(NotImplementedError, match=says):
-        model.fit(*regression(4), verbose=0)
 
 
 def test_asking_for_the_index_adds_nothing_to_a_graph():
