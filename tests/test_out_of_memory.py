@@ -109,6 +109,7 @@ def test_a_collective_is_refused(step):
 
 
 @several
+@pytest.mark.filterwarnings("ignore:.*copies come apart")  # until `apply`
 def test_training_goes_on_as_if_the_batch_had_not_been():
     def make():
         normalization = keras.layers.BatchNormalization()
