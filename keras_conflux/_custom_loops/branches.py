@@ -17,6 +17,7 @@ from keras_conflux._graphs import bodies
 from keras_conflux._graphs import resources
 from keras_conflux._graphs.effects import Effect
 from keras_conflux._graphs.effects import effect_of
+from keras_conflux._graphs.effects import waits
 
 
 def refuse_unequal(
@@ -45,8 +46,7 @@ def _is_equal_outside(tensor: Any) -> bool:
 
 def _runs_collectives(operation: tf.Operation) -> bool:
     """Whether a branch, a loop or a call runs a collective."""
-    runs_others = operation.type in bodies.WITH_BODIES
-    return runs_others and Effect.WAITS in effect_of(operation)
+    return operation.type in bodies.WITH_BODIES and waits(operation)
 
 
 class _Walk:

@@ -90,10 +90,15 @@ def effect_of(operation: tf.Operation) -> Effect:
     return _known[kind]
 
 
+def waits(operation: tf.Operation) -> bool:
+    """Whether replicas wait for each other in it, or in what it runs."""
+    return Effect.WAITS in effect_of(operation)
+
+
 def is_collective(operation: tf.Operation) -> bool:
     """Whether it is itself one in which replicas wait for each other."""
     is_alone = not bodies.graphs_of(operation)
-    return is_alone and Effect.WAITS in effect_of(operation)
+    return is_alone and waits(operation)
 
 
 def is_repeatable(operation: tf.Operation) -> bool:

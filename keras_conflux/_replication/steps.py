@@ -16,8 +16,7 @@ from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._graphs import walks
-from keras_conflux._graphs.effects import Effect
-from keras_conflux._graphs.effects import effect_of
+from keras_conflux._graphs.effects import waits
 
 
 class Place(NamedTuple):
@@ -203,11 +202,7 @@ class UserReductions(Part):
 
     def are_missing(self, tensors: Sequence[Any]) -> bool:
         """Whether a replica's own values reach tensors past all collectives."""
-        return walks.flows_past(_symbolic(tensors), self.own, _waits)
-
-
-def _waits(operation: tf.Operation) -> bool:
-    return Effect.WAITS in effect_of(operation)
+        return walks.flows_past(_symbolic(tensors), self.own, waits)
 
 
 def operations_of(leaves: list[Any]) -> list[tf.Operation]:
