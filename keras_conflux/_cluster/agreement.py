@@ -46,7 +46,7 @@ def assert_same_place(what: str, seconds: float | None = None) -> None:
     with errors_reported_to_all(what):
         own = _shortened(what.encode())
         if _differ(own, seconds):
-            raise ReplicaMismatchError(_mismatch(_gather_texts(own)))
+            raise ReplicaMismatchError(_mismatch(gather_contents(own)))
 
 
 def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
@@ -112,7 +112,7 @@ def _gather_values(what: str, text: str) -> list[Any]:
     with errors_reported_to_all(what):
         own = f"{what}\n{text}".encode()
         count = process_count()
-        texts = _gather_texts(own) if _differ(own) else [own] * count
+        texts = gather_contents(own) if _differ(own) else [own] * count
         parts = [each.partition(b"\n") for each in texts]
         if any(part[:2] != parts[0][:2] for part in parts):
             raise ReplicaMismatchError(_mismatch(texts))
@@ -121,19 +121,27 @@ def _gather_values(what: str, text: str) -> list[Any]:
 
 def broadcast_bytes(root: int, own: bytes, length: int) -> bytes:
     """Returns so many bytes of one of the processes in all of them."""
-    words = np.zeros([length // 4 + 1], np.int32)
-    if process_index() == root:
-        words.view(np.uint8)[:length] = np.frombuffer(own, np.uint8)
+    words = _words(own if process_index() == root else b"", length)
     return sum_over_processes(words).tobytes()[:length]
 
 
 def all_gather_bytes(own: bytes) -> list[bytes]:
     """Returns the bytes of all processes, which have equally many."""
-    words = np.zeros([process_count(), len(own) // 4 + 1], np.int32)
-    words[process_index()].view(np.uint8)[: len(own)] = np.frombuffer(
-        own, np.uint8
-    )
-    return [row.tobytes()[: len(own)] for row in sum_over_processes(words)]
+    rows = gather_rows(_words(own, len(own)))
+    return [row.tobytes()[: len(own)] for row in rows]
+
+
+def _words(content: bytes, length: int) -> np.ndarray:
+    """Returns bytes, filled up to so many, as numbers that can be summed."""
+    return np.frombuffer(content.ljust(length // 4 * 4 + 4, b"\0"), np.int32)
+
+
+def gather_rows(own: np.ndarray) -> np.ndarray:
+    """Returns the arrays of all processes, which share their shape, as rows."""
+    rows = np.zeros([process_count(), *own.shape], own.dtype)
+    rows[process_index()] = own
+    # A sum with zeros is bitwise the array of one process.
+    return sum_over_processes(rows)
 
 
 def _differ(text: bytes, seconds: float | None = None) -> bool:
@@ -167,12 +175,11 @@ def _rounds(index: int, count: int) -> list[tuple[int, int]]:
     return [*first, *(pairs if index < inner else []), *last]
 
 
-def _gather_texts(text: bytes) -> list[bytes]:
-    """Returns the texts of all processes, in their order."""
-    sizes = all_gather_bytes(len(text).to_bytes(4, "little"))
-    lengths = [int.from_bytes(size, "little") for size in sizes]
-    texts = all_gather_bytes(text.ljust(max(lengths)))
-    return [x[:length] for x, length in zip(texts, lengths, strict=True)]
+def gather_contents(own: bytes) -> list[bytes]:
+    """Returns bytes of all processes, in their order, of any lengths."""
+    lengths = gather_rows(np.array(len(own)))
+    found = all_gather_bytes(own.ljust(lengths.max()))
+    return [x[:length] for x, length in zip(found, lengths, strict=True)]
 
 
 def _mismatch(texts: list[bytes]) -> str:

@@ -10,8 +10,8 @@ import re
 import stat
 from typing import Any
 
-from keras_conflux._cluster.agreement import all_gather_json
-from keras_conflux._cluster.agreement import broadcast_bytes
+from keras_conflux._cluster.agreement import assert_same_place
+from keras_conflux._cluster.agreement import gather_contents
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
@@ -215,12 +215,9 @@ def gathered(what: str, own: Any) -> list[Any]:
     """Returns the plain values of all processes, in their order."""
     if process_count() == 1:
         return [own]
-    content = plain_values.to_bytes(own)
-    lengths = all_gather_json(what, len(content))
-    return [
-        plain_values.from_bytes(broadcast_bytes(index, content, length))
-        for index, length in enumerate(lengths)
-    ]
+    assert_same_place(what)
+    contents = gather_contents(plain_values.to_bytes(own))
+    return [*map(plain_values.from_bytes, contents)]
 
 
 def digest_of(folder: pathlib.Path, name: str) -> str:

@@ -8,9 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.agreement import assert_same_place
-from keras_conflux._cluster.agreement import sum_over_processes
-from keras_conflux._cluster.processes import process_count
-from keras_conflux._cluster.processes import process_index
+from keras_conflux._cluster.agreement import gather_rows
 from keras_conflux._common import arguments
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._fit.input import execution_plan
@@ -192,10 +190,7 @@ def _of_all_processes(
     values: dict[str, float | None],
 ) -> dict[str, float | None]:
     """Returns the values of the slowest process, the same in all."""
-    rows = np.zeros([process_count(), len(KEYS)])
-    rows[process_index()] = [values[key] or 0.0 for key in KEYS]
-    # A sum with zeros is bitwise the measurement of one process.
-    rows = sum_over_processes(rows)
+    rows = gather_rows(np.array([values[key] or 0.0 for key in KEYS]))
     least, most = rows.min(0).tolist(), rows.max(0).tolist()
     return {
         key: None if values[key] is None else low if key in _FAST else high
