@@ -8,6 +8,7 @@ from conftest import MANY
 from keras import layers
 
 import keras_conflux as kc
+from keras_conflux._compat import versions
 from keras_conflux._extensions.memory import model_memory
 from keras_conflux._extensions.memory import notes
 from keras_conflux._replication import combinations
@@ -20,21 +21,29 @@ def said_of(model):
 
 
 @pytest.mark.skipif(MANY < 2, reason="takes several devices")
-def test_nothing_is_advised_that_several_processes_refuse(monkeypatch):
+def test_nothing_is_advised_that_is_refused(monkeypatch):
     model = keras.Sequential([layers.Input((64,)), layers.Dense(128)])
     kc.replicate(model, 2)
     model.compile("adam", "mse")
     said = said_of(model)
     assert "shard=" in said
     assert "microbatches=" in said
-    monkeypatch.setattr(combinations, "process_count", lambda: 2)
-    with pytest.raises(NotImplementedError, match="There are 2 processes"):
+    monkeypatch.setitem(versions._left_out, "sharding", "it does not fit")
+    with pytest.raises(NotImplementedError, match="it does not fit"):
         kc.replicate(model, 2, shard="weights")
-    assert "There are 2 processes" in combinations.refusal(None, 2)
     said = said_of(model)
     assert "shard=" not in said
-    assert "microbatches=" not in said
+    assert "microbatches=" in said
     assert "keras.RematScope" in said
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+def test_a_sharded_model_is_not_advised_microbatches():
+    model = keras.Sequential([layers.Input((64,)), layers.Dense(128)])
+    kc.replicate(model, 2, shard="weights")
+    model.compile("adam", "mse")
+    assert "microbatches=" not in said_of(model)
+    assert combinations.refusal("weights", 2) is not None
 
 
 @pytest.mark.long
