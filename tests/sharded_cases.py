@@ -16,6 +16,7 @@ from keras import layers
 from keras import optimizers
 
 import keras_conflux as kc
+from keras_conflux._replication import state
 
 TOLERANCE = 5e-5
 """Of the largest entry. Adam magnifies the roundings of gradients that are
@@ -184,6 +185,9 @@ def main() -> None:
         expected = trained(made())
         for shard in ("optimizer", "weights"):
             found = trained(made(), int(count), shard)
+            # Each process has what it has accumulated itself.
+            owners = state.stateful_objects(found[0])
+            state.add_up_accumulated(owners, in_each_process=True)
             assert_equal(found, expected)
             print(name, shard, flush=True)
 
