@@ -32,7 +32,7 @@ def start(
 ):
     """Starts the processes, each with its own `TF_CONFIG`.
 
-    They run on this host, or each on another one of `two_hosts`. As `forks`
+    They run on this host, or each on another one of a `network`. As `forks`
     they start in less time, but all have the same order of sets.
     """
     addresses = free_addresses(count)

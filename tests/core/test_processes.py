@@ -4,7 +4,10 @@ The processes are started once for each number of processes and devices, and
 run all cases one after another.
 """
 
+import contextlib
 import functools
+import json
+import math
 import os
 import pathlib
 import re
@@ -40,6 +43,7 @@ from keras_conflux._cluster import agreement
 from keras_conflux._cluster import roll_call
 
 HERE = pathlib.Path(__file__).parents[1]
+MESSAGES = "../examples/benchmarks/messages.py"
 SECONDS = 900
 
 
@@ -108,25 +112,41 @@ if ON_GPU:  # compiled as one device is here, since XLA draws other numbers
         if count * devices in COUNTS
     ]
 else:
-    LAYOUTS = ["2x2", long("2x1"), long("3x1")]
+    LAYOUTS = ["2x2", *map(long, ["2x1", "3x1", "2x1 apart"])]
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def processes(request, tmp_path_factory):
-    """Runs the cases, and returns how many processes have, and to where."""
-    layout, *compiled = request.param.split()
+    """Runs the cases, and returns how many processes have, and to where.
+
+    Hosts that are apart take 2 ms to hear of each other, and send 100 MB in a
+    second.
+    """
+    layout, *kind = request.param.split()
     count, devices = map(int, layout.split("x"))
     out = tmp_path_factory.mktemp(request.param)
-    started = start(
-        count,
-        "process_worker.py",
-        out,
-        *chosen(request, "case"),
-        *chosen(request, "check"),
-        devices=devices,
-        CONFLUX_TEST_COMPILED=str(len(compiled)),
-    )
-    return count, out, started, outputs(started)
+    apart = joined(count, 0.002, 1e8) if "apart" in kind else None
+    with apart or contextlib.nullcontext() as network:
+        started = start(
+            count,
+            "process_worker.py",
+            out,
+            *chosen(request, "case"),
+            *chosen(request, "check"),
+            devices=devices,
+            hosts=network,
+            CONFLUX_TEST_COMPILED=str(int("compiled" in kind)),
+        )
+        return count, out, started, outputs(started)
+
+
+@contextlib.contextmanager
+def joined(count, delay=0.0, rate=math.inf):
+    """Yields hosts with a network between them, where this user may."""
+    if not hosts.are_allowed():
+        pytest.skip("this user may not make network namespaces")
+    with hosts.network(count, delay, rate) as network:
+        yield network.hosts
 
 
 def chosen(request, name):
@@ -335,9 +355,7 @@ def test_processes_that_differ_all_say_what_differs(difference, differences):
 @pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="the network is the same")
 def test_a_cut_cable_ends_the_processes_at_both_ends():
-    if not hosts.are_allowed():
-        pytest.skip("this user may not make network namespaces")
-    with hosts.two_hosts() as two:
+    with joined(2) as two:
         printed = outputs(
             start(2, "process_faults.py", "cable is cut", hosts=two), 120
         )
@@ -348,6 +366,26 @@ def test_a_cut_cable_ends_the_processes_at_both_ends():
         assert re.search(expected, found[2]), found[2]
         assert float(found[1]) < 15
         assert "weights True" in text
+
+
+LEGS = {2: (3, 5, 9), 4: (5, 12, 19)}
+"""Of so many hosts: the largest numbers of delays that one after another pass
+in a message, a sum in a loop and a step of a small model."""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU, reason="the network is the same")
+@pytest.mark.parametrize("count", LEGS)
+def test_no_step_waits_for_more_legs_than_counted(count):
+    delay, found = 20, []
+    for each in (0, delay):
+        with joined(count, each / 1000) as network:
+            printed = outputs(start(count, MESSAGES, 30, hosts=network), 300)
+        found.append(json.loads(re.search("(?m)^{.*}$", printed[0])[0]))
+    names = "message_ms", "sum_ms", "step_ms"
+    legs = [(found[1][name] - found[0][name]) / delay for name in names]
+    most = LEGS[count]
+    assert all(x < y for x, y in zip(legs, most, strict=True)), legs
 
 
 @pytest.mark.long
