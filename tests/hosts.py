@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import queue
+import select
 import socket
 import struct
 import subprocess
@@ -36,6 +37,8 @@ class Network:
         self.rate = rate
         self.sent = 0
         self._ends: dict[bytes, int] = {}
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
 
     def add(self, name: str, address: str) -> None:
         """Lays the cable of a host."""
@@ -53,26 +56,34 @@ class Network:
         """Starts to carry packets."""
         for end in self._ends.values():
             due: queue.SimpleQueue = queue.SimpleQueue()
-            for run in (self._take, self._deliver):
-                threading.Thread(
-                    target=run, args=(end, due), daemon=True
-                ).start()
+            self._threads += [
+                threading.Thread(target=self._take, args=(end, due)),
+                threading.Thread(target=self._deliver, args=(due,)),
+            ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Ends what has been started, once the hosts are gone."""
+        """Ends what has been started."""
+        self._is_closed = True
+        for thread in self._threads:
+            thread.join()
         for end in self._ends.values():
             os.close(end)
 
     def _take(self, end: int, due: queue.SimpleQueue) -> None:
         free = 0.0
-        with contextlib.suppress(OSError):
-            while packet := os.read(end, 1 << 16):
+        with contextlib.suppress(OSError):  # of a cable that is cut
+            while not self._is_closed:
+                if not select.select([end], [], [], 0.1)[0]:
+                    continue
+                packet = os.read(end, 1 << 16)
                 self.sent += len(packet)
                 free = max(free, time.monotonic()) + len(packet) / self.rate
                 due.put((free + self.delay, packet))
         due.put(None)
 
-    def _deliver(self, _: int, due: queue.SimpleQueue) -> None:
+    def _deliver(self, due: queue.SimpleQueue) -> None:
         while taken := due.get():
             when, packet = taken
             time.sleep(max(0.0, when - time.monotonic()))

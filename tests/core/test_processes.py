@@ -11,6 +11,7 @@ import math
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -401,10 +402,29 @@ def test_a_killed_training_goes_on_where_it_was(tmp_path):
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert ended.stdout.count("trained in attempt 1") == 2, ended.stdout
+    assert_trained_on(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU, reason="the network is the same")
+def test_a_training_killed_on_one_of_two_hosts_goes_on(tmp_path):
+    with joined(2, 0.002, 1e8) as network:
+        for attempt in ("0", "1"):
+            told = {"hosts": network, "CONFLUX_ATTEMPT": attempt}
+            started = start(2, "process_restart.py", tmp_path, **told)
+            printed = outputs(started, 300)
+            codes = [each.returncode for each in started]
+            assert codes == ([1, -signal.SIGKILL], [0, 0])[int(attempt)], (
+                printed
+            )
+    assert_trained_on(tmp_path)
+
+
+def assert_trained_on(directory):
     model = dense()
     model.fit(X, Y, batch_size=16, epochs=4, shuffle=False, verbose=0)
     for index in range(2):
-        found = np.load(tmp_path / f"{index}.npz")
+        found = np.load(directory / f"{index}.npz")
         for name, expected in zip(
             found.files, model.get_weights(), strict=True
         ):
