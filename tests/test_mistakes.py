@@ -1,13 +1,16 @@
 """A mistake of a user's is refused with what to write."""
 
+import functools
 import os
 import subprocess
 import sys
+import warnings
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
 from models import dense
@@ -16,6 +19,7 @@ import keras_conflux as kc
 
 X = np.random.default_rng(0).normal(size=(12, 8)).astype("float32")
 Y = X[:, :1]
+NAMES = [f"{each.kind.lower()}:{each.ordinal}" for each in DEVICES]
 
 
 def test_fit_in_a_step():
@@ -97,6 +101,45 @@ def test_a_mean_of_gradients_of_an_average():
     average = kc.withdevices(lambda x: step(x, "mean", weight=len(x)))
     with pytest.warns(kc.ConfluxWarning, match=r'Write `allreduce\("sum", '):
         average(kc.split(X, MANY))
+
+
+def names_there(**of_scope):
+    """Trains a model of a layer `first`, and returns what it warns of."""
+    with keras.RematScope(**of_scope):
+        first = keras.layers.Dense(4, name="first")
+        last = keras.layers.Dense(1, name="last")
+        model = keras.Sequential([keras.Input((8,)), first, last])
+    model = kc.replicate(model)
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, Y, verbose=0)
+        model.evaluate(X, Y, verbose=0)
+    return [str(x.message) for x in caught if x.category is kc.ConfluxWarning]
+
+
+def test_names_that_no_layer_has():
+    listed = functools.partial(names_there, mode="list_of_layers")
+    assert not listed(layer_names=["first"])
+    assert not names_there()
+    said = listed(layer_names=["first", "lst"])[0]
+    assert "lists: ['lst']" in said
+    assert "'first', 'last']" in said
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+def test_keys_that_match_no_weight():
+    mesh = keras.distribution.DeviceMesh((1, MANY), ["batch", "model"], NAMES)
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*first/kernel"] = (None, "model")
+    layouts[".*last/output"] = ("batch", None)
+    layouts["lst/kernel"] = ("model", None)
+    with keras.distribution.ModelParallel(layout_map=layouts).scope():
+        said = names_there()[0]
+        assert "match no weight: ['lst/kernel']" in said
+        assert "first/bias', " in said
+        del layouts["lst/kernel"]
+        assert not names_there()
 
 
 def test_an_optimizer_of_another_model():

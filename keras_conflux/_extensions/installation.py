@@ -69,10 +69,10 @@ REMAT = (
 """The functions of Keras by which a program asks for recomputation."""
 
 RECOMPUTATION = (
-    (Patched.FIT, remat.fit),
+    (Patched.SYMBOLIC_BUILD, remat.build),
     (private_names.DIFFERENTIATE, regions.gradient),
 )
-"""`fit`, and the function by which tapes differentiate."""
+"""The end of a build, and the function by which tapes differentiate."""
 
 
 SHARDING = (

@@ -80,13 +80,10 @@ def take_out(
 
     The variable goes if it is empty.
     """
-    given = environ.get(name, "")
-    rest = flags.sub("", given)
-    if rest == given:
-        return
-    environ[name] = rest.lstrip()
-    if not environ[name]:
-        del environ[name]
+    if flags.search(environ.get(name, "")):
+        environ[name] = flags.sub("", environ[name]).lstrip()
+        if not environ[name]:
+            del environ[name]
 
 
 def _has_any(given: str, flags: str) -> bool:

@@ -25,13 +25,8 @@ _SUPPORTED = (
 )
 
 
-class _SetHere(threading.local):
-    """The distribution that was last set in this thread, as Keras keeps it."""
-
-    value: Any = None
-
-
-_set_here = _SetHere()
+_set_here = threading.local()
+"""Its `value` is the distribution that was last set in this thread."""
 
 
 def distributed() -> Distributed | None:
@@ -39,8 +34,8 @@ def distributed() -> Distributed | None:
     distribution = keras.distribution.distribution()
     if distribution is not None:
         return _meaning_of(distribution)
-    if _set_here.value is not None:
-        ended, _set_here.value = _set_here.value, None
+    ended = vars(_set_here).pop("value", None)
+    if ended is not None:
         warn(
             f"`clear_session()` has ended {ended}: models made from here on "
             "lie on one device. After it, set the distribution again with "
@@ -57,7 +52,6 @@ def set_distribution(original: Callable[..., Any], value: Any) -> None:
         _meaning_of(value)
     if isinstance(value, keras.distribution.ModelParallel):
         model_parallel.assert_possible(value)
-        model_parallel.tell_once(value)
     original(value)
     _set_here.value = value
 
@@ -91,18 +85,9 @@ def initialize(
     process_id: int | None = None,
 ) -> None:
     """Joins the other processes, as `keras_conflux.initialize` does."""
-    given = {
-        "JOB_ADDRESSES": job_addresses,
-        "NUM_PROCESSES": num_processes,
-        "PROCESS_ID": process_id,
-    }
-    join_others(
-        {
-            f"KERAS_DISTRIBUTION_{name}": str(value)
-            for name, value in given.items()
-            if value is not None
-        }
-    )
+    given = locals().items()
+    named = {f"KERAS_DISTRIBUTION_{k.upper()}": v for k, v in given}
+    join_others({k: str(v) for k, v in named.items() if v is not None})
 
 
 def list_devices(device_type: str | None = None) -> list[str]:

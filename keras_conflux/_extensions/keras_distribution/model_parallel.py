@@ -2,12 +2,15 @@
 
 import dataclasses
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import notices
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import keras_models
 from keras_conflux._replication import state
 
 MEANING = (
@@ -41,7 +44,7 @@ class SplitByLayout:
 
 
 def assert_possible(distribution: keras.distribution.ModelParallel) -> None:
-    """Raises in one of several processes."""
+    """Raises in one of several processes, and tells once what is not split."""
     if process_count() > 1:
         raise NotImplementedError(
             f"`ModelParallel` works in one process, on the devices of one "
@@ -49,13 +52,28 @@ def assert_possible(distribution: keras.distribution.ModelParallel) -> None:
             f"Start one process, or use `keras.distribution.DataParallel()`. "
             f"Received: {distribution!r}."
         )
-
-
-def tell_once(distribution: keras.distribution.ModelParallel) -> None:
-    """Names the variables that are not split, when a distribution is set."""
     if distribution not in _told:
         _told.add(distribution)
         notices.tell(
             f"{MEANING}, so activations are not split. Batches are, over "
             f"{distribution.device_mesh.devices.size} devices"
         )
+
+
+def build(original: Callable, model: Any, **given: Any) -> None:
+    """Warns of the keys of a `LayoutMap` that match no weight of a model."""
+    original(model, **given)
+    if "iterator" not in given or not model.built:  # as in `train_on_batch`
+        return
+    paths = [weight.path for weight in model.weights]
+    outputs = [f"{x.path}/output" for x in keras_models.all_layers(model)]
+    for layouts in vars(keras.distribution.distribution() or model).values():
+        if isinstance(layouts, keras.distribution.LayoutMap):
+            used = {id(layouts[path]) for path in paths + outputs}
+            unused = [key for key in layouts if id(layouts[key]) not in used]
+            if unused:
+                warn(
+                    f"{model.name}: keys of the `LayoutMap` match no weight: "
+                    f"{unused}. A key is a regular expression of the whole "
+                    f"path of a weight, as these are: {paths[:20]}."
+                )

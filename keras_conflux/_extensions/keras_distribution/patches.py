@@ -11,9 +11,11 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import patching
 from keras_conflux._compat.patching import patch_all
+from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.keras_distribution import compat
 from keras_conflux._extensions.keras_distribution import keras_distribution
+from keras_conflux._extensions.keras_distribution import model_parallel
 from keras_conflux._replication.strategy import ask_for_distribution
 from keras_conflux._replication.strategy import distribution_strategy
 
@@ -31,6 +33,7 @@ def make_distributed(original: Callable, *args: Any, **kwargs: Any) -> None:
 PATCHES = (
     (private_names.OPTIMIZER_INIT, make_distributed),
     (private_names.TRAINER_INIT, make_distributed),
+    (Patched.SYMBOLIC_BUILD, model_parallel.build),
 )
 DOORS = (
     (private_names.SET_DISTRIBUTION, keras_distribution.set_distribution),

@@ -12,11 +12,9 @@ from typing import Any
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers import environment_numbers as numbers
 from keras_conflux._extensions.launchers import first_host
 from keras_conflux._extensions.launchers import torchrun
-from keras_conflux._extensions.launchers.environment_numbers import (
-    rank_and_count,
-)
 from keras_conflux._extensions.launchers.job_addresses import ADDRESSES
 from keras_conflux._extensions.launchers.job_addresses import INDEX
 
@@ -37,7 +35,7 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     if torchrun.is_inner(environ):
         return None
     for rank_name, count_name in _VARIABLES:
-        task = rank_and_count(environ, rank_name, count_name)
+        task = numbers.rank_and_count(environ, rank_name, count_name)
         if task is not None:
             return Announcement(
                 source="MPI",

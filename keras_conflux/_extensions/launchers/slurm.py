@@ -10,13 +10,10 @@ from collections.abc import Mapping
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers import environment_numbers as numbers
 from keras_conflux._extensions.launchers import first_host
 from keras_conflux._extensions.launchers import mpi
 from keras_conflux._extensions.launchers import torchrun
-from keras_conflux._extensions.launchers.environment_numbers import integer
-from keras_conflux._extensions.launchers.environment_numbers import (
-    rank_and_count,
-)
 
 # Slurm's own steps have numbers from here on: the batch script, and the shell
 # of `salloc`.
@@ -33,13 +30,13 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     task, in one that `mpirun` has made, and where a task has started
     `torchrun`.
     """
-    step = integer(environ, "SLURM_STEP_ID")
+    step = numbers.integer(environ, "SLURM_STEP_ID")
     if step is None or step >= _FIRST_SPECIAL_STEP:
         return None
     count_name = "SLURM_STEP_NUM_TASKS"
     if not environ.get(count_name):
         count_name = "SLURM_NTASKS"
-    task = rank_and_count(environ, "SLURM_PROCID", count_name)
+    task = numbers.rank_and_count(environ, "SLURM_PROCID", count_name)
     if task is None or task[1] == 1 or torchrun.is_inner(environ):
         return None
     if _is_of_mpirun(environ, task[1]):
@@ -88,8 +85,8 @@ def _find(
             "SLURM_DISTRIBUTION='arbitrary'. Type `srun --distribution=block`."
         )
     first = first_node(environ.get("SLURM_STEP_NODELIST", ""))
-    job = integer(environ, "SLURM_JOB_ID") or 0
-    step = integer(environ, "SLURM_STEP_ID") or 0
+    job = numbers.integer(environ, "SLURM_JOB_ID") or 0
+    step = numbers.integer(environ, "SLURM_STEP_ID") or 0
     # 37 is odd, so that all steps of a job differ.
     port = first_host.first_port(environ, job + 37 * step)
     if environ.get("SLURM_STEP_NUM_NODES") == "1":

@@ -11,11 +11,8 @@ from collections.abc import Mapping
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers import environment_numbers as numbers
 from keras_conflux._extensions.launchers import first_host
-from keras_conflux._extensions.launchers.environment_numbers import integer
-from keras_conflux._extensions.launchers.environment_numbers import (
-    rank_and_count,
-)
 
 _RUN = "TORCHELASTIC_RUN_ID"
 """Set by `torchrun` alone."""
@@ -23,7 +20,7 @@ _RUN = "TORCHELASTIC_RUN_ID"
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
     """Returns the announcement in the variables of `torchrun`, if any."""
-    task = rank_and_count(environ, "RANK", "WORLD_SIZE")
+    task = numbers.rank_and_count(environ, "RANK", "WORLD_SIZE")
     if task is None:
         return None
     return Announcement(
@@ -46,7 +43,7 @@ def _find(
     environ: Mapping[str, str], rank: int, count: int, seconds: float
 ) -> Cluster:
     first = environ.get("MASTER_ADDR", "").strip()
-    master_port = integer(environ, "MASTER_PORT")
+    master_port = numbers.integer(environ, "MASTER_PORT")
     if not first or master_port is None:
         raise ClusterError(
             "WORLD_SIZE and RANK are set, but MASTER_ADDR and MASTER_PORT are "
@@ -54,12 +51,12 @@ def _find(
             "`torchrun` does, or unset WORLD_SIZE and RANK."
         )
     port = first_host.first_port(environ, master_port, taken=master_port)
-    local_count = integer(environ, "LOCAL_WORLD_SIZE")
+    local_count = numbers.integer(environ, "LOCAL_WORLD_SIZE")
     if local_count == count:
         hosts = ["localhost"] * count
     else:
         hosts = first_host.hosts_of_all(first, port, rank, count, seconds)
-    local_rank = integer(environ, "LOCAL_RANK")
+    local_rank = numbers.integer(environ, "LOCAL_RANK")
     if local_rank is None:
         local_rank = first_host.local_ranks(hosts)[rank]
     first_host.take_part(local_rank, local_count or hosts.count(hosts[rank]))

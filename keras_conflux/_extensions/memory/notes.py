@@ -52,14 +52,8 @@ def explain(error: BaseException, model: Any, keeps_activations: bool) -> None:
         )
     )
     width = max(len(name) for name, _ in rows)
-    error.add_note(
-        "\n".join(
-            [
-                _taken(model, found, step),
-                *(f"  {name:<{width}}  {does}" for name, does in rows),
-            ]
-        )
-    )
+    lines = [f"  {name:<{width}}  {does}" for name, does in rows]
+    error.add_note("\n".join([_taken(model, found, step), *lines]))
 
 
 def _taken(model: Any, found: Memory | None, step: int | None) -> str:

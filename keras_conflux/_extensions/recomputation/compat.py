@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import keras
+
 from keras_conflux._compat.private_names import module_if_any
 
 symbolic_scope = module_if_any("keras.src.backend.common.symbolic_scope")
 
 
-def mode_of(operation: Any) -> str | None:
-    """Returns the mode of the `keras.RematScope` that a layer was made in."""
-    mode = getattr(operation, "_remat_mode", None)
-    return mode.mode if mode else None
+def scope_of(operation: Any) -> Any:
+    """Returns the `keras.RematScope` that a layer was made in, or its like."""
+    make: Any = keras.RematScope
+    return getattr(operation, "_remat_mode", None) or make(None)

@@ -42,7 +42,7 @@ def choose(
 
     Keras' method would ask for shapes with tensors.
     """
-    mode = compat.mode_of(layer)
+    mode = compat.scope_of(layer).mode
     # The activations of LSTM and GRU belong to their cells.
     of_cells = isinstance(getattr(type(layer), "activation", None), property)
     if (mode == "activations" and of_cells) or (
@@ -54,18 +54,26 @@ def choose(
     return original(layer, call, *args, **kwargs)
 
 
-def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Warns of a scope around `fit` in which no layer was made."""
-    if (
-        model.built
-        and compat.mode_of(keras.layers.Identity(name="in_scope"))
-        and not any(map(compat.mode_of, keras_models.all_layers(model)))
-    ):
+def build(original: Callable, model: Any, **given: Any) -> None:
+    """Warns of a scope around `fit`, and of names that no layer has."""
+    original(model, **given)
+    if "iterator" not in given or not model.built:  # as in `train_on_batch`
+        return
+    layers = keras_models.all_layers(model)
+    names = [each.name for each in layers]
+    scopes = [compat.scope_of(each) for each in layers]
+    unknown = {x for scope in scopes for x in scope.layer_names} - {*names}
+    around = compat.scope_of(keras.layers.Identity(name="in_scope"))
+    if unknown:
+        warn(
+            f"{model.name}: no layer has a name that a `keras.RematScope` "
+            f"lists: {sorted(unknown)}. Write names of these: {names[:20]}."
+        )
+    elif around.mode and not any(scope.mode for scope in scopes):
         warn(
             f"{model.name}: a `keras.RematScope` around `fit` changes nothing. "
             "Write it around the lines that make the layers."
         )
-    return original(model, *args, **kwargs)
 
 
 def _symbolic(value: Any) -> Any:
@@ -77,7 +85,7 @@ def _symbolic(value: Any) -> Any:
 def _is_done_by_its_layers(f: Callable) -> bool:
     """Whether this is a model whose layers are computed again, each alone."""
     owner = getattr(f, "__self__", None)
-    named = compat.mode_of(owner) in (None, "list_of_layers")
+    named = compat.scope_of(owner).mode in (None, "list_of_layers")
     return isinstance(owner, keras.Model) and not named
 
 

@@ -5,8 +5,7 @@ import logging
 from keras_conflux._fit.input.measurements import Measurements
 
 MINIMUM_SECONDS = 10.0
-"""How long the wait has to be. The first batches of any epoch are waited for.
-"""
+"""How long the wait has to be: the first batches of epochs are waited for."""
 MINIMUM_SHARE = 0.2
 """How large a part of the time."""
 
