@@ -1,5 +1,7 @@
 """A loop's step that computes something else than one device warns, by name."""
 
+import contextlib
+import functools
 import warnings
 
 import keras
@@ -47,10 +49,18 @@ def beside_a_mean(model, x, y):
     return tf.reduce_mean((out - tf.stop_gradient(mean)) ** 2)
 
 
-def trained(reduced, loss_of=error, count=UNEVEN, made=network):
-    """Trains for a step, whose gradients `reduced` reduces."""
-    model = kc.replicate(made(), MANY)
-    optimizer = kc.replicate(keras.optimizers.SGD(0.1), MANY)
+def trained(
+    reduced,
+    loss_of=error,
+    count=UNEVEN,
+    made=network,
+    devices=MANY,
+    scope=None,
+    **options,
+):
+    """Trains for a step, in a scope, whose gradients `reduced` reduces."""
+    model = kc.replicate(made(), devices, **options)
+    optimizer = kc.replicate(keras.optimizers.SGD(0.1), devices)
 
     def step(x, y):
         with tf.GradientTape() as tape:
@@ -59,7 +69,8 @@ def trained(reduced, loss_of=error, count=UNEVEN, made=network):
         gradients = reduced(tape.gradient(loss, weights), x)
         optimizer.apply(gradients, weights)
 
-    kc.withdevices(step)(*kc.split((X[:count], Y[:count]), MANY))
+    with scope or contextlib.nullcontext():
+        kc.withdevices(step)(*kc.split((X[:count], Y[:count]), MANY))
     return model
 
 
@@ -234,6 +245,42 @@ def test_gradients_that_are_the_whole_batch_s_already():
     with pytest.warns(kc.ConfluxWarning, match="leave the `allreduce` out"):
         fitted(lambda gradients: kc.allreduce("sum", gradients))
     fitted(lambda gradients: kc.allreduce("mean", gradients))
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("is_of_scope", [False, True])
+def test_microbatches_are_for_fit(is_of_scope, turns):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kc.ConfluxWarning)
+        if is_of_scope:
+            with kc.replicate(devices=MANY, microbatches=turns):
+                trained(weighted, devices=None)
+        else:
+            trained(weighted, microbatches=turns)
+    said = "".join(str(warning.message) for warning in caught)
+    told = f"`microbatches={turns}` has no effect in a loop of your own"
+    assert said.count("microbatches") == said.count(told) == turns - 1
+
+
+@pytest.mark.parametrize("of_scope", [None, "optimizer", "weights"])
+@pytest.mark.parametrize("of_model", [None, "optimizer", "weights"])
+def test_a_model_and_an_optimizer_of_other_options(of_model, of_scope):
+    """Each is named by its own, and a scope that has an option is advised."""
+    scope = kc.replicate(devices=MANY, shard=of_scope)
+    train = functools.partial(trained, weighted, shard=of_model, scope=scope)
+    if of_model is of_scope is None:
+        train()
+        return
+    with pytest.raises(kc.StrategyError) as raised:
+        train()
+    said = str(raised.value)
+    for shard in {
+        of_model,
+        of_scope,
+        None if of_model == of_scope else of_model,
+    }:
+        option = "" if shard is None else f", shard={shard!r}"
+        assert f":{MANY - 1}]{option})" in said
 
 
 def test_arrays_in_place_of_batches():

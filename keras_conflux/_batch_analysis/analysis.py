@@ -116,8 +116,7 @@ class KindInference:
         """
         if not isinstance(value, tf.Tensor) or value.graph is not self.graph:
             return False
-        samples = [each.op for each in self.samples]
-        return walks.depends_on([value.op], samples)
+        return walks.depends_on([value.op], [x.op for x in self.samples])
 
     def _of_part(self, tensor: Any) -> Kind:
         if bodies.is_eager(tensor):

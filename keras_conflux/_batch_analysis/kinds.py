@@ -233,8 +233,7 @@ def shape(axis: int, regular: bool = True) -> Kind:
         regular: Whether each sample has the same number of entries. If not,
             it is a TOTAL.
     """
-    entries = Entries.SAME if regular else Entries.VARYING
-    return Kind(Role.SHAPE, axis, entries)
+    return Kind(Role.SHAPE, axis, Entries.SAME if regular else Entries.VARYING)
 
 
 def count(regular: bool) -> Kind:

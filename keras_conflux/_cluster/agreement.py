@@ -91,8 +91,7 @@ class Comparable:
     def __init__(self, value: Any, compared: Any = None) -> None:
         self.text = _as_json(value)
         text = self.text if compared is None else _as_json(compared)
-        found = hashlib.blake2b(text.encode(), digest_size=8)
-        self.digest = found.hexdigest()
+        self.digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def gather_if_different(what: str, own: Comparable) -> list[Any] | None:

@@ -1,6 +1,5 @@
 """The variables of the strategy: with equal copies, or such as are added."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -190,23 +189,23 @@ def places(destinations: Any) -> Any:
     return destinations
 
 
-def assert_of_running(variable: Any) -> None:
-    """Raises if the replica that runs is of another strategy."""
+def assert_of_running(variable: Any, is_written: bool = False) -> None:
+    """Raises if the replica that runs is of another strategy.
+
+    It may read copies of one that cuts nothing, on the same devices.
+    """
     own, running = variable.distribute_strategy, tf.distribute.get_strategy()
     if own is running or not hasattr(running.extended, "of_first_replica"):
         return
     ours, theirs = (each.extended.worker_devices for each in (own, running))
-    shard = getattr(own, "shard", None)
-    if ours != theirs or shard is not None:
-        given = "" if shard is None else f", shard={shard!r}"
+    if ours != theirs or is_written or own.shard is not None:
+        wanted = running if own.shard is None and running.shard else own
+        options = str(wanted).partition("]")[2]
         raise StrategyError(
-            f"The variable {variable.name!r} is replicated on "
-            f"{_short(ours)}{given}, and the step runs on {_short(theirs)}. "
-            "Models, optimizers and batches of a step have the same devices: "
-            f"write `with keras_conflux.replicate(devices={len(ours)}{given}):`"
-            " around all of them, or give each call the same `devices`."
+            f"The variable {variable.name!r} is replicated on {own}, and the "
+            f"step runs on {running}. Models, optimizers and batches of a step "
+            "have the same devices and options: write `with keras_conflux."
+            f"replicate(devices={len(wanted.devices)}{options}:`, or the scope "
+            "of a distribution, around all of them, or give each call the "
+            "same `devices`."
         )
-
-
-def _short(names: Sequence[str]) -> str:
-    return ", ".join(":".join(name.split(":")[-2:]) for name in names)

@@ -97,8 +97,7 @@ def waits(operation: tf.Operation) -> bool:
 
 def is_collective(operation: tf.Operation) -> bool:
     """Whether it is itself one in which replicas wait for each other."""
-    is_alone = not bodies.graphs_of(operation)
-    return is_alone and waits(operation)
+    return not bodies.graphs_of(operation) and waits(operation)
 
 
 def is_repeatable(operation: tf.Operation) -> bool:

@@ -6,8 +6,10 @@ from typing import Literal
 from typing import TypeAlias
 
 import keras
+import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._replication import running
 from keras_conflux._replication import traced_functions
@@ -127,6 +129,23 @@ def reshuffles(model: keras.Model) -> bool:
 
 def microbatches_of(model: keras.Model) -> int:
     """The number of parts in which each replica runs its part of a batch."""
-    strategy = keras_models.strategy_of(model)
-    of_scope = getattr(strategy, "microbatches", 1)
+    of_scope = getattr(keras_models.strategy_of(model), "microbatches", 1)
     return _option(model, "microbatches", of_scope)
+
+
+def warn_in_loop(step: Any, trained: list[Any]) -> None:
+    """Warns of microbatches, which a step of the user's own does not run."""
+    ids = set(map(id, trained))
+    turns = getattr(tf.distribute.get_strategy(), "microbatches", 1)
+    for model, chosen in list(_chosen.items()):
+        own = chosen.get("microbatches", 1)
+        if own > 1 and ids.intersection(map(id, model.trainable_variables)):
+            turns = own
+    if turns > 1 and "microbatches" not in step.warned:
+        step.warned.add("microbatches")
+        warn(
+            f"{step.name}: `microbatches={turns}` has no effect in a loop of "
+            "your own, where a replica runs its part of a batch at once. Train "
+            "by `fit`, or give the optimizer `gradient_accumulation_steps`, "
+            "and the loop smaller batches."
+        )

@@ -47,7 +47,7 @@ def assert_not_held(owners: Iterable[Any], change: str) -> None:
 
 def assert_not_read(variables: Iterable[Any], change: str) -> None:
     """Raises if a running model that is not replicated reads variables."""
-    plain = [each for each in list(_calls) if _is_plain(each[0])]
+    plain = [x for x in list(_calls) if keras_models.strategy_of(x[0]) is None]
     if not plain:
         return
     handles = {id(copy.handle) for v in variables for copy in state.copies(v)}
@@ -60,11 +60,7 @@ def assert_not_read(variables: Iterable[Any], change: str) -> None:
 
 def plain_models() -> list[Any]:
     """Returns the models in a call that are not replicated."""
-    return [model for model, _ in list(_calls) if _is_plain(model)]
-
-
-def _is_plain(model: Any) -> bool:
-    return keras_models.strategy_of(model) is None
+    return [m for m, _ in list(_calls) if keras_models.strategy_of(m) is None]
 
 
 def _refusal(model: Any, call: str, change: str) -> StrategyError:

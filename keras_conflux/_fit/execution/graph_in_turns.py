@@ -92,8 +92,7 @@ def run(
     runner = _Runner(traced, count, arguments, compiled)
     for phase, loop in enumerate(plan.loops):
         _copy(plan.once(phase), runner.known)
-        given = runner.run_turns(loop)
-        pairs = list(zip(loop.cuts, given, strict=True))
+        pairs = list(zip(loop.cuts, runner.run_turns(loop), strict=True))
         _exchange(pairs, everywhere, runner.known)
     outputs = map(_behind_identities, traced.outputs)
     return [runner.known[id(each)] for each in outputs]

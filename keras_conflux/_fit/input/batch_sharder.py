@@ -92,8 +92,7 @@ class BatchSharder:
         if any(isinstance(leaf, kind) for leaf in trees.flatten(batch)):
             return self._as_given(batch)
         sizes, specs = self._sizes_and_specs(batch, spec)
-        leaves = trees.present(batch)
-        shards = host_to_device.moved([leaves], self._placement)
+        shards = host_to_device.moved([trees.present(batch)], self._placement)
         return Batch(shards, sizes, specs, checksum=self._checksum([batch]))
 
     def _several(self, batches: list[Tree], spec: Tree) -> StackedBatch:

@@ -60,8 +60,7 @@ def make(
         groups = StepGroups(plan, iterator.steps_per_execution, not waits)
         if plan.is_local:
             groups.spec = agree_on_specs(iterator, plan.name)
-    observer = observers[-1].made(iterator)
-    iterator.conflux = _Attachment(observer, groups)
+    iterator.conflux = _Attachment(observers[-1].made(iterator), groups)
 
 
 def enumerate_step_groups(original: Callable, iterator: Any) -> Iterator[tuple]:

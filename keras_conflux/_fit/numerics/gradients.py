@@ -244,8 +244,7 @@ def _made_global(
             pass
 
     def reduce(leaves: list[Any]) -> list[Any]:
-        fraction = step.batch_fraction
-        return replica_collectives().weighted_sum(leaves, fraction)
+        return replica_collectives().weighted_sum(leaves, step.batch_fraction)
 
     sources = trained or [None] * len(grads)
     return sparse_gradients.summed(grads, sources, reduce, step)

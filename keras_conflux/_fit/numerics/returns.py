@@ -255,8 +255,7 @@ def _everywhere(role: str, leaf: tf.Tensor, step: Step) -> tf.Tensor:
         return gathered([leaf], step)[0].all
     if not leaf.dtype.is_floating:
         leaf = tf.cast(leaf, keras.config.floatx())
-    fraction = step.batch_fraction
-    return replica_collectives().weighted_sum(leaf, fraction)
+    return replica_collectives().weighted_sum(leaf, step.batch_fraction)
 
 
 def _role_and_value(

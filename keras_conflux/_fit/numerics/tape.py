@@ -166,8 +166,7 @@ def jacobian(
         tf.nest.flatten(found), tf.nest.flatten(sources), strict=True
     ):
         if isinstance(one, tf.Tensor):
-            shared = _is_shared(source, step)
-            step.kinds.mark(one, kind if shared else OPAQUE)
+            step.kinds.mark(one, kind if _is_shared(source, step) else OPAQUE)
     return found
 
 

@@ -25,6 +25,7 @@ from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.sparse_gradients import each_once
+from keras_conflux._replication import model_options
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
@@ -52,10 +53,10 @@ def apply(
     * `withdevices`: nothing; the user has called `allreduce`;
     * a bare `strategy.run`: the sum, as Keras documents it.
     """
-    if not in_replica():
-        return _outside(original, optimizer, grads, trainable_variables)
-    step = steps.current()
     given = None if trainable_variables is None else list(trainable_variables)
+    if not in_replica():
+        return _outside(original, optimizer, grads, given)
+    step = steps.current()
     if step is not None and step.is_updating:
         return _inside(original, optimizer, list(grads), given, step)
     if not tf.executing_eagerly() and _make_variables(optimizer, given):
@@ -77,6 +78,7 @@ def apply(
         grads = replica_collectives().all_reduce("sum", grads)
     else:
         Gradients.of(step).warn_if_local(grads, given)
+        model_options.warn_in_loop(step, given or [])
     return _apply_equal(original, optimizer, grads, given)
 
 
@@ -167,7 +169,9 @@ def _make_variables(optimizer: Any, trained: list[Any] | None) -> bool:
                 optimizer.build(trained)
         promotion.promote(optimizer, strategy)
 
-    is_ours = state.replicated_by(optimizer.variables[:1]) is strategy
+    weights = [x for x in trained or [] if isinstance(x, keras.Variable)]
+    own = state.replicated_by(optimizer.variables[:1])
+    is_ours = own is strategy and state.replicated_by(weights) in (None, own)
     if is_ours and (is_new or promotion.is_waiting(optimizer)):
         with ThreadPoolExecutor(1) as pool:
             pool.submit(keras_variables.with_this_threads_state(make)).result()
@@ -201,7 +205,7 @@ def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
                 continue
             value = keras_variables.backing(variable)
             if is_replicated(value):
-                assert_of_running(value)
+                assert_of_running(value, is_written=True)
             else:
                 raise StrategyError(
                     f"{state.name_of(variable)}, {what}, has a single "
@@ -266,13 +270,12 @@ def add(original: Callable, optimizer: Any, variable: Any, value: Any) -> None:
     come. Only the written values are added up here: earlier computations of
     Keras' optimizers with each row, such as squares, are as on one device.
     """
-    is_sparse = isinstance(value, tf.IndexedSlices)
     # XLA has one replica here; several on GPUs have dense gradients.
     strategy = whole_batch_strategy()
     has_copies = in_replica() and replica_collectives().count > 1
     if strategy is not None:
         has_copies = strategy.communicator.size > 1
-    if is_sparse and has_copies:
+    if isinstance(value, tf.IndexedSlices) and has_copies:
         value = each_once(value)
     write(original, optimizer, variable, value)
 
@@ -293,9 +296,7 @@ def reduce_accumulated(
 def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
     """Whether the gradients of all replicas are finite."""
     finite = original(optimizer, grads)
-    if not _is_accumulating():
-        return finite
-    return gradients.hold_everywhere(finite)
+    return gradients.hold_everywhere(finite) if _is_accumulating() else finite
 
 
 def _is_accumulating() -> bool:
@@ -313,13 +314,9 @@ def skip_second_reduction(
 
 
 def _outside(
-    original: Callable,
-    optimizer: Any,
-    grads: Any,
-    trainable_variables: Any,
+    original: Callable, optimizer: Any, grads: Any, given: list[Any] | None
 ) -> Any:
     """Applies gradients on every replica, where they are given once for all."""
-    given = None if trainable_variables is None else list(trainable_variables)
     if whole_batch_strategy() is not None:
         return _apply_once(original, optimizer, grads, given)
     if tf.distribute.has_strategy():
@@ -359,12 +356,11 @@ def _in_replicas(
     """Applies in each replica gradients that Keras would refuse in a scope."""
     _build(optimizer, given)  # which each replica would do
 
+    @tf.autograph.experimental.do_not_convert
     def everywhere(grads: list[Any]) -> None:
         _apply_equal(original, optimizer, grads, given)
 
-    tf.distribute.get_strategy().run(
-        tf.autograph.experimental.do_not_convert(everywhere), args=(grads,)
-    )
+    tf.distribute.get_strategy().run(everywhere, args=(grads,))
 
 
 def _apply_once(
