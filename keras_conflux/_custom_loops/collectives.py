@@ -458,8 +458,7 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
         replicas = Replicas(values, strategy.devices)
         run = _on_every_device(call, strategy.devices, _ranks(values))
         weights = [_of_each(each, strategy.devices) for each in weight]
-        reduced = run(replicas, *weights)
-        results = zip(copies, reduced, strict=True)
+        results = zip(copies, run(replicas, *weights), strict=True)
     for mine, values in results:
         for copy, value in zip(mine, values, strict=True):
             copy.assign(value)

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.failures import of_all_processes
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
@@ -189,11 +190,17 @@ def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
         return False
     these = ", ".join(map(trees.describe, whole[:3]))
     others = "another argument is split" if split else "no argument is split"
+    own = if_own = ""
+    if process_count() > 1:
+        own = "its process' "
+        if_own = " A process with one replica, and rows of its own, writes "
+        if_own += "`keras_conflux.Replicas([array], devices=1)`."
     warn(
-        f"{name}: each of {count} replicas gets all rows of {these}, while "
-        f"{others}. Split them with `keras_conflux.split(batch)`, or draw "
-        "batches from `keras_conflux.distribute(dataset)`. If each replica is "
-        "to get all rows, say so with `keras_conflux.replicate(array)`."
+        f"{name}: each of {count} replicas gets all rows of {own}{these}, "
+        f"while {others}. Split them with `keras_conflux.split(batch)`, or "
+        "draw batches from `keras_conflux.distribute(dataset)`. If each "
+        "replica is to get all rows, say so with "
+        f"`keras_conflux.replicate(array)`.{if_own}"
     )
     return True
 

@@ -300,8 +300,7 @@ def shard(
     leaves = trees.present(samples)
     if leaves and all(hasattr(leaf, "shape") for leaf in leaves):
         rows.assert_has_samples(samples)
-        length = rows.sample_count(samples)
-        part = _part(length, index, count, pad)
+        part = _part(rows.sample_count(samples), index, count, pad)
         return trees.map_leaves(lambda x: _cut_of_worker(x, part), samples)
     if not hasattr(samples, "__len__") or isinstance(samples, dict | str):
         raise TypeError(

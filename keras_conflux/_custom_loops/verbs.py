@@ -240,8 +240,7 @@ def _or_neutral(op: Op, present: tf.Tensor, leaf: Any) -> Any:
 def _parted(leaf: tf.Tensor, axis: int, present: tf.Tensor) -> tuple[Any, Any]:
     """Returns the part of a leaf that others see, and the rest."""
     if leaf.shape.rank == 0:
-        nothing = tf.zeros_like(leaf)
-        return tf.where(present, leaf, nothing), leaf
+        return tf.where(present, leaf, tf.zeros_like(leaf)), leaf
     size = tf.shape(leaf)[axis]
     seen = tf.where(present, size, 0)
     shown, hidden = tf.split(leaf, [seen, size - seen], axis)

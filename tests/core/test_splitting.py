@@ -10,6 +10,7 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux._common import rows
+from keras_conflux._custom_loops import given
 
 
 @pytest.mark.parametrize("samples", [0, 1, 2, 5, 8, 13])
@@ -86,3 +87,12 @@ def test_unbatched_data_raises_what_it_raises_on_one_device():
             model.fit(dataset, verbose=0)
         raised.append(str(error.value).split("Invalid")[0])
     assert raised[0] == raised[1]
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+def test_rows_that_may_be_those_of_a_process_alone(monkeypatch):
+    monkeypatch.setattr(given, "process_count", lambda: 2)
+    run = kc.withdevices(lambda x: x, devices=MANY)
+    told = r"all rows of its process' float.*Replicas\(\[array\], devices=1\)"
+    with pytest.warns(kc.ConfluxWarning, match=told):
+        run(np.ones((2, 1)))

@@ -72,8 +72,7 @@ def _is_of_mpirun(environ: Mapping[str, str], count: int) -> bool:
     inner = mpi.announced(environ)
     if inner is None:
         return False
-    is_by_slurm = inner.count_from == mpi.PMI_SIZE
-    return not (is_by_slurm and inner.count == count)
+    return not (inner.count_from == mpi.PMI_SIZE and inner.count == count)
 
 
 def _find(

@@ -69,8 +69,7 @@ def bytes_of_step(
         found = outside_of_strategies(compiled)
     except tf.errors.OpError:  # XLA cannot compile the step
         return None
-    own = sum(map(trees.bytes_of, leaves))
-    return None if found is None else found + own
+    return None if found is None else found + sum(map(trees.bytes_of, leaves))
 
 
 def _spec(leaf: Any, devices: int) -> tf.TensorSpec:

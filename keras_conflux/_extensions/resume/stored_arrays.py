@@ -25,8 +25,7 @@ def write(file: Any, document: Any, arrays: Arrays) -> None:
             stored[f"{name}:{dtype.name}"] = array.view(f"u{dtype.itemsize}")
         else:
             stored[name] = array
-    text = json.dumps([document, [*stored]])
-    np.savez(file, text=np.array(text), **stored)
+    np.savez(file, text=np.array(json.dumps([document, [*stored]])), **stored)
 
 
 def read(file: BinaryIO) -> tuple[Any, Arrays]:

@@ -360,8 +360,7 @@ def average(
 
 def _write_whole(cut: list[tuple[tf.Variable, Layout, tf.Tensor]]) -> None:
     """Gathers whole variables of which each replica has updated a part."""
-    parts = [part for _, _, part in cut]
-    flats = replica_collectives().gathered(parts)
+    flats = replica_collectives().gathered([part for _, _, part in cut])
     for (variable, layout, _), flat in zip(cut, flats, strict=True):
         given_tensors.overwrite(variable, layout.whole(flat))
 
