@@ -195,3 +195,54 @@ def test_another_backend_that_is_not_there():
     command = [sys.executable, "-c", "import keras_conflux"]
     ended = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert "KERAS_BACKEND=tensorflow" in ended.stderr
+
+
+def hinge(y, p, alpha):
+    return alpha * tf.reduce_mean(tf.nn.relu(0.5 - y * p))
+
+
+def hinge_and_distance(y, p, alpha):
+    above = tf.cast(y > 0, p.dtype)
+    distance = tf.reduce_sum(p * above) / tf.reduce_sum(above)
+    return hinge(y, p, alpha) - distance
+
+
+LOSSES = {
+    "a mean of a variable that is given": (hinge, "variable"),
+    "a ratio of a value that is given": (hinge_and_distance, "value"),
+    "a ratio of a variable that is read": (hinge_and_distance, "read"),
+}
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@pytest.mark.parametrize("case", LOSSES)
+def test_losses_in_a_function_that_reads_a_variable(case):
+    """As those of deel-lip."""
+    of, how = LOSSES[case]
+
+    def trained(devices):
+        keras.utils.set_random_seed(1)
+        alpha = tf.Variable(2.0)
+        inside = tf.function(of)
+        if how == "read":
+            inside = tf.function(lambda y, p, _: of(y, p, alpha))
+        model = kc.replicate(dense(), devices)
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            lambda y, p: inside(
+                y, p, alpha if how == "variable" else 1 * alpha
+            ),
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", kc.ConfluxWarning)
+            model.fit(X, Y, batch_size=len(X), epochs=2, verbose=0)
+        return model, [str(warning.message) for warning in caught]
+
+    found, said = trained(MANY)
+    if how == "read":
+        assert "nor in a `tf.function` that reads a variable" in said[0]
+        return
+    assert not said
+    expected, _ = trained(1)
+    for a, b in zip(found.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -102,7 +102,7 @@ class KindInference:
 
         Eagerly nobody can tell. A value that is no tensor is equal everywhere.
         """
-        if isinstance(value, keras.Variable):
+        if isinstance(value, keras.Variable | tf.Variable):
             value = tf.convert_to_tensor(value)
         if not tf.is_tensor(value):
             return EQUAL

@@ -150,8 +150,7 @@ def rows(axis: int, regular: bool = True) -> Kind:
         axis: The axis of the samples.
         regular: Whether each sample has one entry. If not, each has some.
     """
-    entries = Entries.ONE if regular else Entries.VARYING
-    return Kind(Role.ROWS, axis, entries)
+    return Kind(Role.ROWS, axis, Entries.ONE if regular else Entries.VARYING)
 
 
 def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:

@@ -369,7 +369,8 @@ def _warn_of_target(step: Step, target: tf.Tensor) -> None:
         "differentiates depends on samples in a way that replicas cannot "
         "reproduce for the whole batch, so each uses the samples of its own "
         "shard. Compare samples, or compute a ratio of sums, in the loss only, "
-        "not in the model, or gather them with `keras_conflux.allgather`.",
+        "not in the model nor in a `tf.function` that reads a variable, whose "
+        "value it may be given, or gather with `keras_conflux.allgather`.",
     )
 
 
