@@ -660,9 +660,13 @@ def files_are_written_once(directory):
     model.save(mine.with_suffix(".saved.keras"))
     model.save_weights(mine.with_suffix(".weights.h5"))
     model.export(mine.with_suffix(".exported"), verbose=False)
+    keras.saving.save_model(model, mine.with_suffix(".1.keras"))
+    keras.models.save_model(model, mine.with_suffix(".2.keras"))
+    keras.saving.save_weights(model, mine.with_suffix(".3.weights.h5"))
     kc.barrier()
     found = sorted(path.name for path in directory.glob("of-*"))
-    expected = ["csv", "exported", "keras", "saved.keras", "weights.h5"]
+    expected = ["1.keras", "2.keras", "3.weights.h5", "csv", "exported"]
+    expected += ["keras", "saved.keras", "weights.h5"]
     assert found == [f"of-0.{name}" for name in expected], found
     # Two of three gradients have been accumulated, by all replicas.
     loaded = keras.saving.load_model(directory / "of-0.saved.keras")

@@ -114,6 +114,9 @@ class Patched:
     PREDICT = PublicName("keras:Model.predict")
     SAVE = PublicName("keras:Model.save")
     SAVE_WEIGHTS = PublicName("keras:Model.save_weights")
+    SAVE_MODEL = PublicName("keras.saving:save_model")
+    SAVE_MODELS = PublicName("keras.models:save_model")
+    SAVE_THEIR_WEIGHTS = PublicName("keras.saving:save_weights")
     EXPORT = PublicName("keras:Model.export")
     SAVE_BACKUP = PrivateName(
         "keras.callbacks:BackupAndRestore._save_model", "self"

@@ -30,22 +30,28 @@ _WRITERS = (
 """Callbacks that only write. Others also decide something."""
 
 
-def save(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Saves in the first process; the others wait until it has."""
-    if (
-        _is_here_only()
-        or state.replicated_by(state.variables_of(model)) is None
+def save(original: Callable, saver: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has the first process save a model, or a callback the model it has.
+
+    The others wait until it has.
+    """
+    is_callback = isinstance(saver, keras.callbacks.Callback)
+    model = saver.model if is_callback else saver
+    if (process_count() == 1 or _alone.get()) or not (
+        is_callback or state.replicated_by(state.variables_of(model))
     ):
-        return original(model, *args, **kwargs)
-    return _in_first_process(original, model, model, *args, **kwargs)
-
-
-def back_up(original: Callable, callback: Any, *args: Any) -> None:
-    """Writes or deletes a backup, of several files, in the first process."""
-    if _is_here_only():
-        original(callback, *args)
-        return
-    _in_first_process(original, callback.model, callback, *args)
+        return original(saver, *args, **kwargs)
+    what = f"{original.__name__} of {model.name}"
+    result = None
+    with errors_reported_to_all(what):
+        assert_same_place(what)
+        state.add_up_accumulated(state.stateful_objects(model))
+        with parts.led(model):
+            if process_index() == 0:
+                with _alone.to(True):
+                    result = original(saver, *args, **kwargs)
+        assert_same_place(f"the end of {what}")
+    return result
 
 
 def show_and_write_there(call: KerasCall, leads: bool) -> None:
@@ -66,26 +72,6 @@ def callbacks_of_this_process(callbacks: list[Any]) -> list[Any]:
     return [each for each in callbacks if not isinstance(each, _WRITERS)]
 
 
-def _is_here_only() -> bool:
-    return process_count() == 1 or _alone.get()
-
-
-def _in_first_process(
-    original: Callable, model: Any, *args: Any, **kwargs: Any
-) -> Any:
-    what = f"{original.__name__} of {model.name}"
-    result = None
-    with errors_reported_to_all(what):
-        assert_same_place(what)
-        state.add_up_accumulated(state.stateful_objects(model))
-        with parts.led(model):
-            if process_index() == 0:
-                with _alone.to(True):
-                    result = original(*args, **kwargs)
-        assert_same_place(f"the end of {what}")
-    return result
-
-
 class FirstProcessLeads(keras.callbacks.Callback):
     """Gives all processes the first epoch and the weights of the first one.
 
@@ -95,7 +81,11 @@ class FirstProcessLeads(keras.callbacks.Callback):
     def __init__(self, model: keras.Model, callbacks: list[Any]) -> None:
         super().__init__()
         self._trained = model
-        self._may_restore = any(map(_may_restore, callbacks))
+        self._may_restore = any(
+            isinstance(each, keras.callbacks.BackupAndRestore)
+            or runs_users_code(each, "on_train_begin")
+            for each in callbacks
+        )
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Looks at the state that the callbacks before have left."""
@@ -104,8 +94,3 @@ class FirstProcessLeads(keras.callbacks.Callback):
         keras_models.set_initial_epoch(self._trained, told[0][0])
         if any(may_restore for _, may_restore in told):
             synchronization.synchronize(self._trained)
-
-
-def _may_restore(callback: Any) -> bool:
-    is_backup = isinstance(callback, keras.callbacks.BackupAndRestore)
-    return is_backup or runs_users_code(callback, "on_train_begin")
