@@ -568,6 +568,29 @@ def test_two_trainings_do_not_share_a_directory(tmp_path):
     linear(kc.Resume(tmp_path), Second())
 
 
+SAVED_BESIDE = """
+import sys
+import keras
+import keras_conflux as kc
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+kc.save(model, sys.argv[1], step=2)
+"""
+
+
+def test_processes_that_have_not_met_do_not_save_together(tmp_path):
+    model, directory = linear(), tmp_path / "r"
+    (tmp_path / "link").symlink_to(directory)
+    for each in (directory, tmp_path / "link"):
+        kc.save(model, each, step=1)
+        found = forked.run("-c", SAVED_BESIDE, str(directory))
+        assert "Another training writes its checkpoints" in found.stderr
+        assert "keras_conflux.initialize()` first" in found.stderr
+    shutil.rmtree(directory)
+    kc.save(model, directory, step=1)
+    assert forked.run("-c", SAVED_BESIDE, str(directory)).returncode == 1
+
+
 @pytest.mark.parametrize(
     "use",
     [
@@ -1117,7 +1140,7 @@ def test_a_step_that_is_saved_once_more(tmp_path, monkeypatch):
     for state in range(4, 16):
         kc.save(model, tmp_path, step=5, state=state)
         assert kc.load(model, tmp_path).state == state
-    assert len([*tmp_path.iterdir()]) == 1
+    assert len([x for x in tmp_path.iterdir() if x.name != ".lock"]) == 1
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
@@ -1127,6 +1150,8 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(OSError, match="Mount it with locks"):
         linear(kc.Resume(tmp_path))
+    with pytest.raises(OSError, match="Mount it with locks"):
+        kc.save(linear(), tmp_path, step=1)
 
 
 def test_plain_keras_reads_the_weights(tmp_path):

@@ -135,7 +135,8 @@ def _residual_sum(
     products = [
         each
         for each in operation.inputs
-        if _is_product(each) and _is_read_once(each)
+        if _is_product(each)
+        and sum(reader.type != "Shape" for reader in each.consumers()) == 1
     ]
     others = [x for x in operation.inputs if all(x is not y for y in products)]
     if len(products) < (1 if others else 3) or _is_broadcast(
@@ -157,10 +158,6 @@ def _is_broadcast(operation: tf.Operation, shape_of: ShapeOf) -> bool:
         return False
     first, *rest = map(shape_of, operation.inputs)
     return not first.is_fully_defined() or any(x != first for x in rest)
-
-
-def _is_read_once(tensor: tf.Tensor) -> bool:
-    return sum(each.type != "Shape" for each in tensor.consumers()) == 1
 
 
 def _is_product(tensor: tf.Tensor) -> bool:

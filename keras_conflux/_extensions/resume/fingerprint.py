@@ -84,7 +84,9 @@ def of_compile(model: keras.Model) -> dict[str, Any]:
     for name, optimizer in model_state.optimizers_of(model).items():
         with contextlib.suppress(Exception):  # of a schedule of the user's
             settings[name] = optimizer.get_config()
-    text = json.dumps(settings, default=_name_of)
+    text = json.dumps(
+        settings, default=lambda x: getattr(x, "__name__", type(x).__name__)
+    )
     found = {
         ".".join(re.findall(r"\w+", path)): value
         for path, value in trees.with_paths(json.loads(text))
@@ -110,10 +112,6 @@ def name_changed_settings(saved: Saved, here: dict[str, Any]) -> None:
             "that is a number goes on from the checkpoint; all else is now as "
             "the program says. If that is not meant, set them as before."
         )
-
-
-def _name_of(value: Any) -> str:
-    return getattr(value, "__name__", type(value).__name__)
 
 
 def _text(value: Any) -> str:

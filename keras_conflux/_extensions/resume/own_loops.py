@@ -68,6 +68,7 @@ def save(
             another type.
         ValueError: If `keep` is below 1 or `step` below 0, or if there is a
             checkpoint of a later step, or of another model of this process.
+        RuntimeError: If another training writes to the directory.
 
     Example:
         ```python
@@ -103,6 +104,7 @@ def save(
         generators = gathered(what, random_generators.states())
         with model_state.gathered(model):
             if process_index() == 0:
+                writer.keep_from_others(root)
                 _assert_newest(root, step)
                 plain_values.assert_plain("state", state)
                 writer.remove_unfinished(root)

@@ -42,7 +42,8 @@ class CheckpointWriter:
         with contextlib.ExitStack() as stack:
             if process_index() == 0:
                 with errors_reported_to_all(what):
-                    stack.enter_context(_locked(self._root))
+                    if not _is_kept(self._root):
+                        stack.enter_context(_locked(self._root))
                     remove_unfinished(self._root)
             stack.enter_context(self._thread)
             stack.callback(self.wait)
@@ -151,6 +152,20 @@ def remove_unfinished(root: pathlib.Path) -> None:
         remove(path)
 
 
+_kept: dict[pathlib.Path, Any] = {}
+
+
+def keep_from_others(root: pathlib.Path) -> None:
+    """Keeps other processes from a directory until this one ends."""
+    if not _is_kept(root):
+        _kept[root.resolve()] = lock = _locked(root)
+        lock.__enter__()
+
+
+def _is_kept(root: pathlib.Path) -> bool:
+    return root.resolve() in _kept and (root / ".lock").exists()  # not removed
+
+
 @contextlib.contextmanager
 def _locked(root: pathlib.Path) -> Iterator[None]:
     """Makes a directory of checkpoints, and keeps other processes from it."""
@@ -160,8 +175,8 @@ def _locked(root: pathlib.Path) -> Iterator[None]:
         lock = os.open(root / ".lock", flags, 0o644)
     except OSError as error:
         raise OSError(
-            f"Checkpoints cannot be written to {root}: {error}. Pass "
-            "`Resume` a directory that this user may write to."
+            f"Checkpoints cannot be written to {root}: {error}. Choose a "
+            "directory that this user may write to."
         ) from error
     with open(lock, "rb+", buffering=0) as file:
         try:
@@ -169,7 +184,8 @@ def _locked(root: pathlib.Path) -> Iterator[None]:
         except BlockingIOError:
             raise RuntimeError(
                 f"Another training writes its checkpoints to {root}. End it, "
-                "or give this one another directory."
+                "or give this one another directory. If both are processes of "
+                "one training, each calls `keras_conflux.initialize()` first."
             ) from None
         except OSError as error:
             raise OSError(

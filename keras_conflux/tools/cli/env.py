@@ -99,7 +99,11 @@ def facts(environ: Mapping[str, str]) -> dict[str, Any]:
             {"pid": int(pid), "gpu": gpu} for gpu, pid, _ in nvidia.processes()
         ],
         **_tensorflow(),
-        "settings": _settings(environ),
+        "settings": {
+            name: environ[name]
+            for name in sorted(environ)
+            if name.startswith(_SETTINGS) and name != roll_call.TOKEN
+        },
         "cluster_variables": _of_launchers(environ),
         "initialize": _would_initialize(environ),
     }
@@ -163,14 +167,6 @@ def _run_the_package() -> None:
         assert package.__spec__ is not None
         assert package.__spec__.loader is not None
         package.__spec__.loader.exec_module(package)
-
-
-def _settings(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: environ[name]
-        for name in sorted(environ)
-        if name.startswith(_SETTINGS) and name != roll_call.TOKEN
-    }
 
 
 def _of_launchers(environ: Mapping[str, str]) -> list[str]:
