@@ -173,3 +173,64 @@ def test_a_metric_whose_state_is_true_or_false(in_scope):
     else:
         many = fit(kc.replicate(make(), 2))
     assert_same_training(one[0], many[0], one[1], many[1])
+
+
+class Inner(keras.Model):
+    """Has a metric of its own, which is none of a model around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, x):
+        y = self.dense(x)
+        self.size.update_state(keras.ops.abs(y))
+        return y
+
+
+class Listed(keras.Model):
+    """Updates metrics that its `metrics` does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+        self.seen = [keras.metrics.Mean(name="error")]
+        self.seen.append(keras.metrics.AUC(name="auc"))
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.loss_tracker]
+
+    def call(self, x):
+        return self.inner(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            p = self(x, training=True)
+            loss = tf.reduce_mean((p - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        error, auc = self.seen
+        self.loss_tracker.update_state(loss)
+        error.update_state(loss)
+        auc.update_state(y > 0, keras.ops.sigmoid(p))
+        metrics = (self.loss_tracker, error, auc, self.inner.size)
+        return {each.name: each.result() for each in metrics}
+
+
+def test_metrics_that_the_model_does_not_list(count):
+    logs, models = [], []
+    for replicated in (False, True):
+        keras.utils.set_random_seed(1)
+        model = Listed()
+        model.inner.dense.build((None, 8))
+        model.compile(keras.optimizers.SGD(0.01), jit_compile=False)
+        if replicated:
+            kc.replicate(model, count)
+        options = {"batch_size": 8, "epochs": 2, "shuffle": False}
+        logs.append(model.fit(X, Y, verbose=0, **options))
+        models.append(model)
+    assert_same_training(*models, *logs)

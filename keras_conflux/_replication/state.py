@@ -152,11 +152,10 @@ def is_sum(value: Any) -> bool:
 
 def sums_of(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of metrics, whose copies add up to their value."""
-    return [
-        variable
-        for variable in model.metrics_variables
-        if is_sum(keras_variables.backing(variable))
-    ]
+    # An overridden `metrics` need not have all that the steps update.
+    owners = [*model.metrics, *stateful_objects(model, keras.metrics.Metric)]
+    found = state_of(owners).values()
+    return [x for x in found if is_sum(keras_variables.backing(x))]
 
 
 def name_of(variable: Any) -> str:
