@@ -36,7 +36,7 @@ def save(original: Callable, saver: Any, *args: Any, **kwargs: Any) -> Any:
     The others wait until it has.
     """
     is_callback = isinstance(saver, keras.callbacks.Callback)
-    model = saver.model if is_callback else saver
+    model: Any = saver.model if is_callback else saver
     if (process_count() == 1 or _alone.get()) or not (
         is_callback or state.replicated_by(state.variables_of(model))
     ):

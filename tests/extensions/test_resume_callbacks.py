@@ -179,6 +179,7 @@ HELD = {
         lambda: np.random.Generator(np.random.Philox(1)),
         draw(lambda x: x.random(dtype="f4")),
     ),
+    "spawned": (lambda: np.random.default_rng(1), draw(lambda x: x.spawn(1))),
     "RandomState": (
         lambda: np.random.RandomState(1),
         draw(lambda x: x.normal()),
@@ -246,6 +247,8 @@ PARENTS = [keras.callbacks.Callback, keras.utils.PyDataset]
 
 def found_in(value):
     """Returns what tells the state of a value of `HELD`."""
+    if hasattr(value, "spawn"):
+        return float(value.spawn(1)[0].random() + value.random())
     for function in ("random", "normal"):
         if hasattr(value, function):
             size = ([],) if isinstance(value, tf.random.Generator) else ()

@@ -28,16 +28,13 @@ def gelu(original: Callable, x: Any, approximate: bool = True) -> Any:
 @tf.custom_gradient
 def _exact(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        slope = _slope(tf.cast(x, tf.float32))
+        at = tf.cast(x, tf.float32)
+        density = tf.exp(-0.5 * tf.square(at)) / math.sqrt(2 * math.pi)
+        slope = 0.5 * _twice_below(at) + at * density
         return tf.cast(slope * tf.cast(upstream, tf.float32), x.dtype)
 
     exact = tf.cast(x, tf.float32)
     return tf.cast(0.5 * exact * _twice_below(exact), x.dtype), gradient
-
-
-def _slope(x: tf.Tensor) -> tf.Tensor:
-    density = tf.exp(-0.5 * tf.square(x)) / math.sqrt(2 * math.pi)
-    return 0.5 * _twice_below(x) + x * density
 
 
 def _twice_below(x: tf.Tensor) -> tf.Tensor:

@@ -1,5 +1,6 @@
 """`fit` with a `Resume` among its callbacks."""
 
+import functools
 import logging
 import pathlib
 from collections.abc import Callable
@@ -34,12 +35,10 @@ _log = logging.getLogger("keras_conflux")
 def install() -> None:
     """Puts it in place. Called once, at import."""
     observers.append(_FitOrResume())
-    patching.when_used(_note_specs)
-
-
-def _note_specs() -> None:
-    patch(private_names.BUILD_METRICS, compiled_parts.note_specs)
-    patch(private_names.BUILD_LOSS, compiled_parts.note_specs)
+    for point in (private_names.BUILD_METRICS, private_names.BUILD_LOSS):
+        patching.when_used(
+            functools.partial(patch, point, compiled_parts.note_specs)
+        )
 
 
 class _FitOrResume(FitObserver):

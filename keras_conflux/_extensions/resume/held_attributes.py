@@ -279,14 +279,24 @@ def _access(value: Any) -> tuple[Callable[[], Any], Callable] | None:
     if isinstance(value, keras.Variable | tf.Variable):
         return value.numpy, value.assign
     if isinstance(value, np.random.Generator):
-        bits = value.bit_generator
-        return lambda: bits.state, lambda state: setattr(bits, "state", state)
+        return _access_of_bits(value.bit_generator)
     if isinstance(value, np.random.RandomState):
         return functools.partial(value.get_state, legacy=False), value.set_state
     is_of_system = isinstance(value, random.SystemRandom)
     if isinstance(value, random.Random) and not is_of_system:
         return value.getstate, value.setstate
     return None
+
+
+def _access_of_bits(bits: np.random.BitGenerator) -> tuple[Callable, Callable]:
+    """Returns the same of a generator, which counts those that it spawns."""
+
+    def set_state(told: list[Any]) -> None:
+        bits.state, seeds = told
+        if seeds and isinstance(bits.__getstate__(), tuple):  # as in NumPy 2
+            bits.__setstate__((told[0], np.random.SeedSequence(**seeds)))
+
+    return lambda: [bits.state, getattr(bits.seed_seq, "state", {})], set_state
 
 
 def _is_callback(owner: Any) -> bool:

@@ -112,10 +112,6 @@ def _items(value: Mapping) -> list[list[Any]]:
     return [[key, each] for key, each in value.items()]
 
 
-def _in_order(value: Iterable) -> list[Any]:
-    return sorted(value, key=repr)
-
-
 def _default_and_items(value: collections.defaultdict) -> list[Any]:
     factory: Any = value.default_factory
     if factory not in _FACTORIES.values():
@@ -125,8 +121,8 @@ def _default_and_items(value: collections.defaultdict) -> list[Any]:
 
 _SIMPLER: dict[type, tuple[Callable, Callable]] = {
     tuple: (list, tuple),
-    set: (_in_order, set),
-    frozenset: (_in_order, frozenset),
+    set: (lambda x: sorted(x, key=repr), set),
+    frozenset: (lambda x: sorted(x, key=repr), frozenset),
     dict: (_items, dict),
     collections.OrderedDict: (_items, collections.OrderedDict),
     collections.Counter: (_items, lambda x: collections.Counter(dict(x))),

@@ -99,7 +99,8 @@ class Gradients(Exit):
                 "hand the gradients of the tape to the optimizer as they are, "
                 "and the optimizer got others. Please report this."
             )
-        if not _are_global(grads, self.step):
+        kind_of = self.step.kinds.of
+        if not all(g is None or kind_of(g) == EQUAL for g in grads):
             grads = _made_global(shaped(grads, trained), trained, self.step)
         return self.as_summands(grads, trained) if accumulates else grads
 
@@ -220,10 +221,6 @@ def _weighted(
             layout = keras_variables.backing(variable).layout
             found[i] = layout.own_part(grads[i], rank_as_tensor())
     return found
-
-
-def _are_global(grads: list[Any], step: Step) -> bool:
-    return all(g is None or step.kinds.of(g) == EQUAL for g in grads)
 
 
 def _all_in(grads: list[Any], known: list[Any]) -> bool:
