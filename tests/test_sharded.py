@@ -618,6 +618,36 @@ def test_nothing_else_has_to_know(shard, tmp_path):
     assert kc.in_sync(one)
 
 
+@pytest.mark.parametrize("shard", ["optimizer", "weights"])
+def test_a_saved_model_has_no_parts_of_weights(shard, tmp_path):
+    """In a program without replicas, each part would be the whole."""
+    one = kc.replicate(model(), devices=2, shard=shard)
+    one.compile(optimizers.Adam(0.01), "mse")
+    one.optimizer.build(one.trainable_variables)
+    spec = tf.TensorSpec((None, WIDTH))
+
+    def archived(path):
+        archive = keras.export.ExportArchive()
+        archive.track(one)
+        archive.add_endpoint("serve", one.call, input_signature=[spec])
+        archive.write_out(path, verbose=False)
+
+    def saved(path):
+        signature = tf.function(one.call, input_signature=[spec])
+        tf.saved_model.save(one, path, signatures={"serve": signature})
+
+    for number, save in enumerate((archived, saved)):
+        path = tmp_path / str(number)
+        if shard == "weights":
+            with pytest.raises(NotImplementedError, match=r"`model\.export`"):
+                save(path)
+            continue
+        save(path)
+        served = tf.saved_model.load(path).signatures["serve"]
+        (found,) = served(tf.constant(X)).values()
+        np.testing.assert_allclose(found, one(X), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("shard", SHARDS)

@@ -31,10 +31,7 @@ _WRITERS = (
 
 
 def save(original: Callable, saver: Any, *args: Any, **kwargs: Any) -> Any:
-    """Has the first process save a model, or a callback the model it has.
-
-    The others wait until it has.
-    """
+    """Saves a model, or a callback's, in the first process; others wait."""
     is_callback = isinstance(saver, keras.callbacks.Callback)
     model: Any = saver.model if is_callback else saver
     if (process_count() == 1 or _alone.get()) or not (

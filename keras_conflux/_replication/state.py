@@ -154,8 +154,7 @@ def sums_of(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of metrics, whose copies add up to their value."""
     # An overridden `metrics` need not have all that the steps update.
     owners = [*model.metrics, *stateful_objects(model, keras.metrics.Metric)]
-    found = state_of(owners).values()
-    return [x for x in found if is_sum(keras_variables.backing(x))]
+    return [x for x in state_of(owners).values() if is_sum(backing(x))]
 
 
 def name_of(variable: Any) -> str:

@@ -161,3 +161,12 @@ class ShardedVariable(InParts, values.DistributedVariable):
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         return self.assign(restored_tensors["VARIABLE_VALUE"])
+
+    def _export_to_saved_model_graph(self, *given: Any, **options: Any) -> Any:
+        if not self.trainable:  # an optimizer's, which is not served
+            return super()._export_to_saved_model_graph(*given, **options)
+        raise NotImplementedError(
+            f"{self.name} is sharded, and a program that loads the model would "
+            "not have its parts. Call `model.export`, or, before a function is "
+            "traced to be saved, `keras_conflux.unreplicate(model)`."
+        )
