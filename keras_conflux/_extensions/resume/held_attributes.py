@@ -291,8 +291,9 @@ def _access(value: Any) -> tuple[Callable[[], Any], Callable] | None:
 def _access_of_bits(bits: np.random.BitGenerator) -> tuple[Callable, Callable]:
     """Returns the same of a generator, which counts those that it spawns."""
 
-    def set_state(told: list[Any]) -> None:
-        bits.state, seeds = told
+    def set_state(told: Any) -> None:
+        # Checkpoints of before have no seeds.
+        bits.state, seeds = told if isinstance(told, list) else (told, {})
         if seeds and isinstance(bits.__getstate__(), tuple):  # as in NumPy 2
             bits.__setstate__((told[0], np.random.SeedSequence(**seeds)))
 
