@@ -262,3 +262,22 @@ def test_a_failing_step_leaves_the_model_usable():
     one = dense("adam")
     expected = one.fit(X, Y, **FIT)
     assert_same_training(one, model, expected, model.fit(X, Y, **FIT))
+
+
+def test_an_interrupt_of_a_build_ends_that_build_alone(monkeypatch):
+    initialize = keras.Variable._deferred_initialize
+
+    def interrupted(variable):
+        initialize(variable)
+        raise KeyboardInterrupt
+
+    model = kc.replicate(dense(), MANY)
+    with monkeypatch.context() as patched:
+        patched.setattr(keras.Variable, "_deferred_initialize", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(X, Y, **FIT)
+    one, other = dense(), kc.replicate(dense(), MANY)
+    assert_same_training(
+        one, other, one.fit(X, Y, **FIT), other.fit(X, Y, **FIT)
+    )
+    assert np.isfinite(model.fit(X, Y, **FIT).history["loss"]).all()

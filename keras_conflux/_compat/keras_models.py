@@ -14,6 +14,7 @@ from keras.src.trainers import trainer as trainer_module
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_optimizers
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat.private_keras_names import Patched
 
 
@@ -88,6 +89,7 @@ def symbolic_build(
     own may give them something else than the data. With `layers_alone`, nothing
     but layers is built, as for `predict`.
     """
+    keras_variables.forget_initialized()
     # Public `model.build` builds neither metrics nor the optimizer.
     try:
         with (

@@ -34,6 +34,14 @@ def backing(variable: keras.Variable) -> Any:
     return variable._value
 
 
+def forget_initialized() -> None:
+    """Lets Keras build again after a build that was interrupted."""
+    name = "uninitialized_variables"
+    left = global_state.get_global_attribute(name) or []
+    left = [variable for variable in left if backing(variable) is None]
+    global_state.set_global_attribute(name, left)
+
+
 def set_backing(variable: keras.Variable, new: tf.Variable) -> None:
     """Puts another TensorFlow variable under a Keras variable."""
     variable._value = new

@@ -128,7 +128,13 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
             continue
         if _sorted(first.lines) == _sorted(other.lines):
             continue
-        one, another = _only_in_one(*map(_by_the_program, (first, other)))
+        # The package may know something for one replica, as where draws begin.
+        one, another = _only_in_one(
+            *(
+                [x.alone for x in each.lines if not is_of_package(x.operation)]
+                for each in (first, other)
+            )
+        )
         if one != another:
             raise StrategyError(
                 f"{name}: Python code of the step did something else when it "
@@ -142,14 +148,6 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
 
 def _sorted(lines: list[_Line]) -> list[str]:
     return sorted(line.text for line in lines)
-
-
-def _by_the_program(traced: CommonProgram) -> list[str]:
-    """Returns the operations of a program without those of the package.
-
-    It may know something, as where draws begin, for one replica alone.
-    """
-    return [x.alone for x in traced.lines if not is_of_package(x.operation)]
 
 
 def _only_in_one(own: list[str], others: list[str]) -> list[str]:
