@@ -234,3 +234,50 @@ def test_metrics_that_the_model_does_not_list(count):
         logs.append(model.fit(X, Y, verbose=0, **options))
         models.append(model)
     assert_same_training(*models, *logs)
+
+
+class Decaying(keras.metrics.Metric):
+    """Reads its state where it adds to it."""
+
+    def __init__(self):
+        super().__init__(name="decaying")
+        self.state = self.add_variable((), "zeros")
+
+    def update_state(self, value):
+        self.state.assign(0.9 * self.state + keras.ops.mean(value))
+
+    def result(self):
+        return self.state * 1.0
+
+
+def test_a_metric_that_no_object_of_the_model_holds(count):
+    logs, models, results = [], [], []
+    for replicated in (False, True):
+        keras.utils.set_random_seed(1)
+        metric = Decaying()
+
+        class Outside(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(1)
+
+            def call(self, x, metric=metric):
+                y = self.dense(x)
+                size = keras.ops.abs(y)
+                metric.update_state(size)
+                # The loss reads the state in the midst of the step.
+                self.add_loss(0.01 * metric.result() * keras.ops.mean(size))
+                return y
+
+        model = Outside()
+        model.dense.build((None, 8))
+        sgd = keras.optimizers.SGD(0.01)
+        model.compile(sgd, loss="mse", jit_compile=False)
+        if replicated:
+            kc.replicate(model, count)
+        options = {"batch_size": 8, "epochs": 2, "shuffle": False}
+        logs.append(model.fit(X, Y, verbose=0, **options))
+        models.append(model)
+        results.append(float(metric.result()))
+    assert_same_training(*models, *logs)
+    assert results[1] == pytest.approx(results[0], rel=1e-5)

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,8 +32,8 @@ class KindInference:
         shard: The leaves of the replica's shard of the batch, whose first axis
             is the axis of the samples.
         counts: Tensors that are numbers of samples, or fractions of them.
-        sums: Returns the handles of variables whose copies add up to their
-            value, such as the counts of metrics. A step may make some.
+        is_sum: Whether a handle is of a variable whose copies add up to its
+            value, such as a count of a metric.
         is_blind: Whether only marked tensors are known.
     """
 
@@ -42,7 +41,7 @@ class KindInference:
         self,
         shard: list[Any],
         counts: list[tf.Tensor],
-        sums: Callable[[], Iterable[Any]],
+        is_sum: Callable[[Any], bool],
         is_blind: bool = False,
     ) -> None:
         self.is_blind = is_blind
@@ -54,8 +53,7 @@ class KindInference:
         self.tried: dict[int, tf.Tensor] = {}
         """By id, the tensors that have been tried out, whatever was found."""
         self._graphs: dict[int, _GraphReader] = {}
-        self._find_sums = sums
-        self._sums: dict[int, Any] = {}
+        self.is_sum = is_sum
         self.merged: list[tf.Tensor] = []
         """The tensors that the user has computed from all replicas."""
         self._calls: list[tuple[Any, list[Any]]] = []
@@ -185,12 +183,6 @@ class KindInference:
         for leaf in leaves:
             self.mark(leaf, OPAQUE)
         self.merged.extend(leaves)
-
-    def is_sum(self, handle: Any) -> bool:
-        """Whether the copies of a variable add up to its value."""
-        if id(handle) not in self._sums:
-            self._sums = {id(each): each for each in self._find_sums()}
-        return id(handle) in self._sums
 
     @contextlib.contextmanager
     def calling(self, arguments: list[Any]) -> Iterator[None]:

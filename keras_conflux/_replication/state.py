@@ -150,13 +150,6 @@ def is_sum(value: Any) -> bool:
     )
 
 
-def sums_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables of metrics, whose copies add up to their value."""
-    # An overridden `metrics` need not have all that the steps update.
-    owners = [*model.metrics, *stateful_objects(model, keras.metrics.Metric)]
-    return [x for x in state_of(owners).values() if is_sum(backing(x))]
-
-
 def name_of(variable: Any) -> str:
     """Returns the name of a variable in errors: its path, or TensorFlow's."""
     return getattr(variable, "path", None) or variable.name

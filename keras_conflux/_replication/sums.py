@@ -35,13 +35,13 @@ def added_up(program: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         result = program(*args, **kwargs)
         if not tf.executing_eagerly():
-            add_up(_written_here())
+            add_up(written_here())
         return result
 
     return run
 
 
-def _written_here() -> list[OnRead]:
+def written_here() -> list[OnRead]:
     """Returns the sums of which a replica writes its copy in this graph."""
     index = replica_index()
     graph = tf.compat.v1.get_default_graph()

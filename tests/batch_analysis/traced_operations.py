@@ -154,7 +154,9 @@ def traced(
         sums: Variables whose copies add up to their value.
     """
     graph = tf.__internal__.FuncGraph("known")
-    kinds = KindInference([], [], lambda: [each.handle for each in sums])
+    kinds = KindInference(
+        [], [], lambda x: any(x is each.handle for each in sums)
+    )
     with graph.as_default():
         leaves = Leaves(kinds)
         with tf.GradientTape() as tape:

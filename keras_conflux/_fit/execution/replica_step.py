@@ -28,6 +28,7 @@ from keras_conflux._fit.numerics.returns import Predictions
 from keras_conflux._fit.numerics.warnings import plain_variables
 from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
 from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._graphs import resources
 from keras_conflux._replication import common_program
 from keras_conflux._replication import common_state
 from keras_conflux._replication import state
@@ -120,9 +121,7 @@ class ReplicaStep:
             kinds=KindInference(
                 trees.present(shard),
                 [fraction] if size is None else [fraction, size],
-                lambda: [
-                    state.own_copy(x).handle for x in state.sums_of(model)
-                ],
+                lambda handle: state.is_sum(resources.container_of(handle)),
                 is_blind=specs.sizes_are_known(shard),
             ),
             model=model,
@@ -155,9 +154,8 @@ class ReplicaStep:
     def after_steps(self) -> None:
         """Gives all processes the sums of metrics, once after many steps."""
         if process_count() > 1:
-            found = map(state.backing, state.sums_of(self._model))
             with steps.entered(self._steps[replica_index()]):
-                sums.add_up([*found])
+                sums.add_up(sums.written_here())
 
     def raise_if_retrace_needed(self) -> None:
         """Raises `TraceAgain` if the traces of all replicas were in vain."""
