@@ -318,8 +318,15 @@ def adversarial(replicate):
 
 
 def counted(replicate):
-    """A metric that a loop with `withdevices` updates, and one of `fit`."""
-    model = replicate(dense())
+    """Metrics that a loop with `withdevices`, `fit` and a loss update."""
+    seen = keras.metrics.Mean()
+
+    def loss(y, p):
+        errors = keras.ops.square(y - p)
+        seen.update_state(errors)
+        return errors * (1 + 0.01 * seen.result())
+
+    model = replicate(dense(loss=loss, steps_per_execution=2))
     mean = replicate(keras.metrics.Mean())
     found = []
 
@@ -334,7 +341,8 @@ def counted(replicate):
         found.append(float(mean.result()))
     mean.reset_state()
     found.append(float(mean.result()))
-    return trained(model) | {"means": np.array(found)}
+    result = trained(model) | {"means": np.array(found)}
+    return result | {"seen": seen.result().numpy()}
 
 
 def under_a_distribution(replicate):
