@@ -281,3 +281,42 @@ def test_a_metric_that_no_object_of_the_model_holds(count):
         results.append(float(metric.result()))
     assert_same_training(*models, *logs)
     assert results[1] == pytest.approx(results[0], rel=1e-5)
+
+
+class Largest(keras.metrics.Metric):
+    """Keeps a value that is no sum over samples."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.largest = self.add_variable((), "zeros")
+
+    def update_state(self, value):
+        largest = keras.ops.maximum(self.largest, keras.ops.max(value))
+        self.largest.assign(largest)
+
+    def result(self):
+        return self.largest * 1.0
+
+
+def test_a_largest_value_of_a_metric_outside_of_the_model(count):
+    logs, models, results = [], [], []
+    for replicated in (False, True):
+        keras.utils.set_random_seed(1)
+        metric = Largest()
+
+        def loss(y, p, metric=metric):
+            errors = keras.ops.square(y - p)
+            metric.update_state(errors)
+            return errors
+
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        sgd = keras.optimizers.SGD(0.01)
+        model.compile(sgd, loss=loss, jit_compile=False)
+        if replicated:
+            kc.replicate(model, count)
+        options = {"batch_size": 8, "epochs": 2, "shuffle": False}
+        logs.append(model.fit(X, Y, verbose=0, **options))
+        models.append(model)
+        results.append(float(metric.result()))
+    assert_same_training(*models, *logs)
+    assert results[1] == pytest.approx(results[0], rel=1e-5)

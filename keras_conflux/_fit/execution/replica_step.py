@@ -144,6 +144,9 @@ class ReplicaStep:
                     (variable, bool(writes))
                     for variable, writes in plain_variables(step)
                 ]
+            # Other replicas would read what this one has written to a variable
+            # with a single copy, and take it for something else.
+            Writes.of(step).assert_tracked()
             for each in self._exits(step):
                 output = each.end(output)
             warn_of_plain_variables(step)

@@ -24,6 +24,7 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics import late_writes
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.exit import Exit
+from keras_conflux._fit.numerics.exit import TraceAgain
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.late_writes import is_counter
@@ -87,8 +88,12 @@ class Writes(Exit):
 
     def report(self, findings: TraceFindings) -> None:
         """See `Exit`."""
-        findings.untracked.update(self._untracked)
         findings.counted = findings.counted or self._counted
+
+    def assert_tracked(self) -> None:
+        """Raises `TraceAgain` if the step has written single copies."""
+        if self._untracked:
+            raise TraceAgain(TraceFindings(untracked=self._untracked))
 
     def variables(self) -> list[keras.Variable]:
         """Returns all that the step has written."""
