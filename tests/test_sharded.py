@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import warnings
 import zipfile
 
 import hypothesis
@@ -1158,3 +1159,27 @@ def test_eight_devices():
     script = pathlib.Path(__file__).with_name("sharded_cases.py")
     hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     subprocess.run([sys.executable, script, "8"], env=hidden, check=True)
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@pytest.mark.skipif(ON_GPU, reason="gradients are dense there")
+@pytest.mark.parametrize("shard", ["optimizer", "weights"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_rows_that_repeat_are_warned_of_where_they_count(shard, optimizer):
+    ids = np.arange(48).reshape(12, 4) % 5
+
+    def model():
+        keras.utils.set_random_seed(1)
+        made = keras.Sequential(
+            [layers.Input((4,)), layers.Embedding(400, 33), layers.Dense(1)]
+        )
+        made.add(layers.Flatten())
+        return made
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = trained(optimizer, MANY, shard, model, ids, ids * 0.1)
+    is_told = any("that repeat in a batch" in str(x.message) for x in told)
+    assert is_told == (optimizer == "adam")
+    if not is_told:
+        assert_equal(found, trained(optimizer, made=model, x=ids, y=ids * 0.1))

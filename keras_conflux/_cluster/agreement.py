@@ -193,9 +193,9 @@ def _mismatch(texts: list[bytes]) -> str:
         "All have to run the same program on the same data. If only checksums "
         "differ, the processes have drawn different batches: give shuffles a "
         "seed, or say to `fit` that each process brings its own part with "
-        '`replicate(model, data="local")`. A task for one process alone, '
-        "such as writing a file, must not train, evaluate or reduce anything, "
-        "nor read weights that `shard` has cut."
+        '`replicate(model, data="local")`. Save a model in all: the first '
+        "one writes. A task for one alone must not save, train, evaluate or "
+        "reduce anything, nor read weights that `shard` has cut."
     )
 
 

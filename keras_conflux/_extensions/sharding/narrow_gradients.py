@@ -7,17 +7,17 @@ up in the dtype of the weight.
 import tensorflow as tf
 
 from keras_conflux._extensions.sharding import order_of_tracing
+from keras_conflux._replication import steps
 
-_PRODUCTS = frozenset(
-    (
-        "BatchMatMulV2",
-        "Conv2DBackpropFilter",
-        "Conv3DBackpropFilterV2",
-        "Einsum",
-        "MatMul",
-    )
-)
+_PRODUCTS = {"BatchMatMulV2", "Einsum", "MatMul"}
+_PRODUCTS |= {"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"}
 """Operations that write sums in the dtype of their result."""
+
+
+class SparseGradients(steps.Part):
+    """Whether a step has added up the rows of sparse gradients."""
+
+    are_added_up = False
 
 
 def as_written(gradient: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -27,6 +27,9 @@ def as_written(gradient: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     between: it adds summands in float32, and rows of one index are added up
     after the cast.
     """
+    step = steps.current()
+    if step is not None and isinstance(gradient, tf.IndexedSlices):
+        SparseGradients.of(step).are_added_up = True
     source = gradient
     if tf.is_symbolic_tensor(gradient) and gradient.op.type == "Cast":
         source = gradient.op.inputs[0]

@@ -76,6 +76,16 @@ class ShardedUpdates(Part):
 
     def to_parts(self, grads: list[Any]) -> list[Any]:
         """Cuts gradients that are whole, and of all samples."""
+        if (
+            narrow_gradients.SparseGradients.of(self.step).are_added_up
+            and not isinstance(self._optimizer, keras.optimizers.SGD)
+            and not replica_collectives().on_gpu
+        ):
+            self.step.warn_once(
+                "rows",
+                "with `shard`, embedding rows that repeat in a batch are added "
+                "up before they are squared, unlike on one CPU device.",
+            )
         rank = rank_as_tensor()
         return [
             layout.own_part(g, rank) if layout else g

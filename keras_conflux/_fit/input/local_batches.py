@@ -73,7 +73,8 @@ class LocalSharder(BatchSharder):
             mine = self._described(batches)
             everything = all_gather_json(what, dataclasses.astuple(mine))
             told = [_Told(*each) for each in everything]
-            if batches and _are_alike(told):
+            are_alike = told.count(told[0]) == len(told)
+            if batches and are_alike and all(told[0].samples):
                 self._latest = batches[-1]
                 self._latest_kind = mine.kinds[-1]
                 return [
@@ -162,10 +163,6 @@ class LocalSharder(BatchSharder):
 def _by_position(numbers: Iterable[list[int]]) -> Iterator[tuple[int, ...]]:
     """Yields the numbers of all processes for one batch after another."""
     return itertools.zip_longest(*numbers, fillvalue=0)
-
-
-def _are_alike(told: list[_Told]) -> bool:
-    return all(each == told[0] for each in told) and all(told[0].samples)
 
 
 def _description(batch: Batch) -> str:
