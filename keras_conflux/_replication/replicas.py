@@ -26,9 +26,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 _HINT = (
-    "It has a value for each device: write `losses[0]` for the value of the "
-    'first one, or `keras_conflux.allreduce("mean", losses)[0]` for the mean, '
-    "with `weight=[len(part) for part in x]` for that over samples."
+    "It has a value for each device. Give it to a step as an argument, or "
+    "write `losses[0]` for the value of the first one, or "
+    '`keras_conflux.allreduce("mean", losses)[0]` for the mean, with '
+    "`weight=[len(part) for part in x]` for that over samples."
 )
 
 

@@ -222,6 +222,6 @@ class InputPosition(EpochObserver):
                 "The data is another than when the checkpoint was saved: batch "
                 f"{start.drawn}, the last one that had been trained, has other "
                 "samples now. Its files or the program that reads them have "
-                "changed, or it draws random numbers without a seed. "
-                f"{_WHAT_TO_DO}"
+                "changed, this process has used it before, or it draws random "
+                f"numbers without a seed. {_WHAT_TO_DO}"
             )

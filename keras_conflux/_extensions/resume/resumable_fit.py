@@ -167,9 +167,8 @@ class ResumableFit(keras.callbacks.CallbackList):
             self._warn_or_raise(
                 "This training cannot be resumed, because a step of the "
                 f"model's own builds these optimizers: {', '.join(unbuilt)}. "
-                "Before that step, the state of a checkpoint cannot be "
-                "restored into them. For each of them, "
-                f"{model_state.HOW_TO_BUILD}."
+                "A script that builds them before can go on from its "
+                f"checkpoints. For each, {model_state.HOW_TO_BUILD}."
             )
 
     def _warn_or_raise(self, message: str) -> None:

@@ -247,10 +247,10 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
     elif has_copies and step.model is None:
         tell(
             f"each replica writes to {variable.name!r} what it has computed of "
-            "its own part of the batch, so the copies come apart, and a file "
-            'keeps the first one. Reduce it, as by `keras_conflux.allreduce("'
-            'mean", layer.non_trainable_weights, weight=len(x))` after the '
-            "call of a `BatchNormalization`."
+            "its own part of the batch, so the copies come apart until a step "
+            "reduces them, and a file keeps the first one. Reduce it, as by "
+            '`keras_conflux.allreduce("mean", layer.non_trainable_weights, '
+            "weight=len(x))` after the call of a `BatchNormalization`."
         )
     elif step.model is None:
         tell(
