@@ -50,8 +50,6 @@ def set_distribution(original: Callable[..., Any], value: Any) -> None:
     patching.begin()
     if value is not None:
         _meaning_of(value)
-    if isinstance(value, keras.distribution.ModelParallel):
-        model_parallel.assert_possible(value)
     original(value)
     _set_here.value = value
 
@@ -85,9 +83,10 @@ def initialize(
     process_id: int | None = None,
 ) -> None:
     """Joins the other processes, as `keras_conflux.initialize` does."""
-    given = locals().items()
-    named = {f"KERAS_DISTRIBUTION_{k.upper()}": v for k, v in given}
-    join_others({k: str(v) for k, v in named.items() if v is not None})
+    names = "JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"
+    given = zip(names, (job_addresses, num_processes, process_id), strict=True)
+    told = {k: str(v) for k, v in given if v is not None}
+    join_others({f"KERAS_DISTRIBUTION_{k}": v for k, v in told.items()})
 
 
 def list_devices(device_type: str | None = None) -> list[str]:
@@ -133,6 +132,7 @@ def _batch_axis(mesh: keras.distribution.DeviceMesh) -> str:
 def _meaning_of(distribution: Any) -> Distributed:
     splits = None
     if isinstance(distribution, keras.distribution.ModelParallel):
+        model_parallel.assert_possible(distribution)
         splits = model_parallel.SplitByLayout(distribution)
     elif not isinstance(distribution, keras.distribution.DataParallel):
         raise NotImplementedError(

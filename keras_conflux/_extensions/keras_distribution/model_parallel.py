@@ -63,15 +63,15 @@ def assert_possible(distribution: keras.distribution.ModelParallel) -> None:
 def build(original: Callable, model: Any, **given: Any) -> None:
     """Warns of the keys of a `LayoutMap` that match no weight of a model."""
     original(model, **given)
-    if "iterator" not in given or not model.built:  # as in `train_on_batch`
+    distribution = keras.distribution.distribution()
+    if not (distribution and model.built and "iterator" in given):
         return
     paths = [weight.path for weight in model.weights]
     outputs = [f"{x.path}/output" for x in keras_models.all_layers(model)]
-    for layouts in vars(keras.distribution.distribution() or model).values():
+    for layouts in vars(distribution).values():
         if isinstance(layouts, keras.distribution.LayoutMap):
             used = {id(layouts[path]) for path in paths + outputs}
-            unused = [key for key in layouts if id(layouts[key]) not in used]
-            if unused:
+            if unused := [x for x in layouts if id(layouts[x]) not in used]:
                 warn(
                     f"{model.name}: keys of the `LayoutMap` match no weight: "
                     f"{unused}. A key is a regular expression of the whole "
