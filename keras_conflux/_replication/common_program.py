@@ -129,12 +129,11 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
         if _sorted(first.lines) == _sorted(other.lines):
             continue
         # The package may know something for one replica, as where draws begin.
-        one, another = _only_in_one(
-            *(
-                [x.alone for x in each.lines if not is_of_package(x.operation)]
-                for each in (first, other)
-            )
-        )
+        told = [
+            [x.alone for x in each.lines if not is_of_package(x.operation)]
+            for each in (first, other)
+        ]
+        one, another = _only_in_one(*told)
         if one != another:
             raise StrategyError(
                 f"{name}: Python code of the step did something else when it "

@@ -12,7 +12,6 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import patching
-from keras_conflux._compat.patching import patch
 from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import data_state
@@ -35,10 +34,9 @@ _log = logging.getLogger("keras_conflux")
 def install() -> None:
     """Puts it in place. Called once, at import."""
     observers.append(_FitOrResume())
-    for point in (private_names.BUILD_METRICS, private_names.BUILD_LOSS):
-        patching.when_used(
-            functools.partial(patch, point, compiled_parts.note_specs)
-        )
+    points = private_names.BUILD_METRICS, private_names.BUILD_LOSS
+    patches = [(point, compiled_parts.note_specs) for point in points]
+    patching.when_used(functools.partial(patching.patch_all, patches))
 
 
 class _FitOrResume(FitObserver):
