@@ -50,6 +50,8 @@ def set_distribution(original: Callable[..., Any], value: Any) -> None:
     patching.begin()
     if value is not None:
         _meaning_of(value)
+    if isinstance(value, keras.distribution.ModelParallel):
+        model_parallel.assert_possible(value)
     original(value)
     _set_here.value = value
 
@@ -132,7 +134,6 @@ def _batch_axis(mesh: keras.distribution.DeviceMesh) -> str:
 def _meaning_of(distribution: Any) -> Distributed:
     splits = None
     if isinstance(distribution, keras.distribution.ModelParallel):
-        model_parallel.assert_possible(distribution)
         splits = model_parallel.SplitByLayout(distribution)
     elif not isinstance(distribution, keras.distribution.DataParallel):
         raise NotImplementedError(
