@@ -61,6 +61,11 @@ def late():
 @pytest.mark.long
 @pytest.mark.parametrize("build", [two_outputs, late])
 def test_metrics_that_the_first_step_makes(count, build):
+    assert_trains_as_one_device(build, count)
+
+
+def assert_trains_as_one_device(build, count):
+    """Compares what a model that `build` makes, with its targets, trains."""
     logs = []
     models = []
     for replicated in (False, True):
@@ -222,18 +227,13 @@ class Listed(keras.Model):
 
 
 def test_metrics_that_the_model_does_not_list(count):
-    logs, models = [], []
-    for replicated in (False, True):
-        keras.utils.set_random_seed(1)
+    def build():
         model = Listed()
         model.inner.dense.build((None, 8))
         model.compile(keras.optimizers.SGD(0.01), jit_compile=False)
-        if replicated:
-            kc.replicate(model, count)
-        options = {"batch_size": 8, "epochs": 2, "shuffle": False}
-        logs.append(model.fit(X, Y, verbose=0, **options))
-        models.append(model)
-    assert_same_training(*models, *logs)
+        return model, Y
+
+    assert_trains_as_one_device(build, count)
 
 
 class Decaying(keras.metrics.Metric):
@@ -251,10 +251,10 @@ class Decaying(keras.metrics.Metric):
 
 
 def test_a_metric_that_no_object_of_the_model_holds(count):
-    logs, models, results = [], [], []
-    for replicated in (False, True):
-        keras.utils.set_random_seed(1)
-        metric = Decaying()
+    metrics = []
+
+    def build():
+        metrics.append(metric := Decaying())
 
         class Outside(keras.Model):
             def __init__(self):
@@ -273,14 +273,11 @@ def test_a_metric_that_no_object_of_the_model_holds(count):
         model.dense.build((None, 8))
         sgd = keras.optimizers.SGD(0.01)
         model.compile(sgd, loss="mse", jit_compile=False)
-        if replicated:
-            kc.replicate(model, count)
-        options = {"batch_size": 8, "epochs": 2, "shuffle": False}
-        logs.append(model.fit(X, Y, verbose=0, **options))
-        models.append(model)
-        results.append(float(metric.result()))
-    assert_same_training(*models, *logs)
-    assert results[1] == pytest.approx(results[0], rel=1e-5)
+        return model, Y
+
+    assert_trains_as_one_device(build, count)
+    one, other = [float(metric.result()) for metric in metrics]
+    assert other == pytest.approx(one, rel=1e-5)
 
 
 class Largest(keras.metrics.Metric):
