@@ -30,6 +30,8 @@ tf.config.list_logical_devices()  # starts TensorFlow; there are no more now
 patching.begin()  # so a file finds what it finds after others
 COUNTS = [count for count in (1, 2, 3, 4) if count <= len(DEVICES)]
 MANY = COUNTS[-1]
+several = pytest.mark.skipif(MANY < 2, reason="takes several devices")
+ONE_AND_TWO = [None, pytest.param(2, marks=several)]  # `None`: one, plain Keras
 
 # Files of few tests that take long. Processes run one file after another, and
 # begin with these, so that none is left at the end while the others wait.

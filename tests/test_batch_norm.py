@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import MANY
+from conftest import several
 from models import assert_same_training
 
 import keras_conflux as kc
@@ -102,7 +103,7 @@ def test_normalizes_what_a_mask_leaves_as_one_device(when):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@several
 def test_what_was_traced_is_forgotten():
     one, many = nested(), kc.replicate(nested(), MANY)
     for model in (one, many):
@@ -135,10 +136,7 @@ def in_scope():
         return nested()
 
 
-needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
-
-
-@needs_two
+@several
 @pytest.mark.parametrize("build", [in_scope, lambda: kc.replicate(nested())])
 def test_training_says_once_what_is_not_synchronized(build, caplog):
     caplog.set_level(logging.INFO, "keras_conflux")
@@ -153,7 +151,7 @@ def test_training_says_once_what_is_not_synchronized(build, caplog):
     assert said_of(caplog) == []
 
 
-@needs_two
+@several
 def test_nothing_is_said_where_one_device_computes_the_same(caplog):
     caplog.set_level(logging.INFO, "keras_conflux")
     fit(kc.replicate(kc.synchronize_batch_norm(nested()), MANY))
@@ -167,7 +165,7 @@ def test_nothing_is_said_where_one_device_computes_the_same(caplog):
     assert said_of(caplog) == []
 
 
-@needs_two
+@several
 @pytest.mark.filterwarnings("ignore:.*copies come apart")
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_loop_says_once_what_is_not_synchronized(is_frozen, caplog):

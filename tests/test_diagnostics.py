@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from models import dense
 
 import keras_conflux as kc
 
 NAN, INF = float("nan"), float("inf")
-several = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 def test_statistics_are_those_of_numpy():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from models import COMPILED
 from models import assert_same_outcome
 from models import gaps
@@ -16,9 +17,6 @@ import keras_conflux as kc
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(25, 8)).astype("float32")
 Y = X.sum(1, keepdims=True)
-
-
-needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 def model_of(optimizer="sgd"):
@@ -94,7 +92,7 @@ def test_scales_are_those_of_one_device(count):
             np.testing.assert_allclose(other, one, rtol=1e-3, err_msg=name)
 
 
-@needs_two
+@several
 def test_accumulated_gradients_are_refused():
     optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
     model = kc.replicate(model_of(optimizer), MANY)
@@ -102,7 +100,7 @@ def test_accumulated_gradients_are_refused():
         model.fit(X, Y, batch_size=8, verbose=0)
 
 
-@needs_two
+@several
 def test_loops_of_ones_own_are_refused():
     model = kc.replicate(model_of(), MANY)
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from keras import layers
 from keras import ops
 from models import assert_same_training
@@ -13,7 +14,6 @@ from models import regression
 import keras_conflux as kc
 
 X, Y = regression(11)  # the last batch is smaller
-needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 class Stepping(keras.Model):
@@ -217,7 +217,7 @@ def test_what_is_compared_may_be_checked(microbatches, count):
     )
 
 
-@needs_two
+@several
 def test_a_derivative_by_output_gradients_of_what_is_compared_warns():
     def step(model, x):
         with tf.GradientTape() as outer:
@@ -292,7 +292,7 @@ def test_derivatives_in_forward_mode(step, microbatches, count):
     )
 
 
-@needs_two
+@several
 def test_forward_mode_over_summed_gradients_is_refused():
     def step(model, x):
         weights = [weight.value for weight in model.trainable_variables]
@@ -308,7 +308,7 @@ def test_forward_mode_over_summed_gradients_is_refused():
         trained(2, step)
 
 
-@needs_two
+@several
 def test_forward_mode_through_a_layer_that_mixes_is_refused():
     center = layers.Lambda(lambda x: x - ops.mean(x, 0))
 
@@ -425,7 +425,7 @@ def test_what_a_layer_mixes_keeps_its_mask(count):
     assert_mixes_as_one_device(count, build, tokens)
 
 
-@needs_two
+@several
 @pytest.mark.parametrize("kind", ["MixUp", "CutMix"])
 def test_layers_that_mix_images_warn(kind):
     model = functional(getattr(layers, kind)(seed=1), 6, 6, 1)
@@ -577,7 +577,7 @@ def normalized_in_a_loop(model, x):
     return {"result": model.own_metric.result()}
 
 
-@needs_two
+@several
 @pytest.mark.parametrize("step", [counted_in_a_loop, normalized_in_a_loop])
 def test_a_loop_that_writes_what_all_samples_make_warns(step):
     with pytest.warns(kc.ConfluxWarning, match="whose next turn"):
@@ -625,7 +625,7 @@ def test_lengths_may_count_samples(made, count):
     assert_equal(trained(None, step), trained(count, step))
 
 
-@needs_two
+@several
 def test_a_value_of_unknown_rank_warns():
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.5)
 
@@ -672,7 +672,7 @@ def test_gradients_in_branches_that_samples_choose(losses, gives_zeros, count):
     assert_equal(trained(None, step), trained(count, step))
 
 
-@needs_two
+@several
 def test_gradients_in_branches_of_unknown_conditions_are_refused():
     def step(model, x):
         def slope():
@@ -709,7 +709,7 @@ def by_other_weights(model, calls):
     return model.head.weights[0][len(calls) % 3 - 1, :1]
 
 
-@needs_two
+@several
 @pytest.mark.parametrize(
     "made", [by_a_counter, by_a_flag, by_numpy, by_large_arrays]
 )
@@ -728,7 +728,7 @@ def test_python_that_changes_between_replicas_is_refused(made):
         trained(2, step)
 
 
-@needs_two
+@several
 def test_replicas_that_read_different_weights_are_refused():
     calls = []
 

@@ -16,6 +16,7 @@ from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
 from conftest import RUN_LONG_TESTS
+from conftest import several
 from keras import layers
 from keras import optimizers
 from sharded_cases import bytes_on_devices
@@ -24,7 +25,6 @@ import keras_conflux as kc
 
 SEVERAL = [count for count in COUNTS if count > 1]
 SHARDS = (None, "optimizer", "weights")
-several = pytest.mark.skipif(MANY < 2, reason="takes several devices")
 OPTIMIZERS = cases.OPTIMIZERS | {
     "a schedule without state": lambda: optimizers.SGD(cases.schedule()),
     "another dtype": lambda: optimizers.LossScaleOptimizer(

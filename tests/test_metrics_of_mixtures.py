@@ -6,12 +6,13 @@ import pytest
 import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
+from conftest import several
 from keras import layers
 from models import assert_same_training
 
 import keras_conflux as kc
 
-pytestmark = pytest.mark.skipif(MANY < 2, reason="needs two devices")
+pytestmark = several
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(22, 6)).astype("float32")
 LABELS = RNG.integers(0, 4, 22)

@@ -15,6 +15,7 @@ from conftest import COUNTS
 from conftest import MANY
 from conftest import ON_GPU
 from conftest import RUN_LONG_TESTS
+from conftest import several
 from keras import layers
 from models import assert_same_outcome
 from models import assert_same_training
@@ -304,7 +305,7 @@ def multiplying():
 
 
 @pytest.mark.long
-@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@several
 def test_a_product_is_that_of_as_many_replicas():
     expected = trained(multiplying, 2)
     found = trained(multiplying, 1, microbatches=2)

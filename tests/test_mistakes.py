@@ -13,6 +13,7 @@ import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from models import dense
 
 import keras_conflux as kc
@@ -127,7 +128,7 @@ def test_names_that_no_layer_has():
     assert "'first', 'last']" in said
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 def test_keys_that_match_no_weight():
     mesh = keras.distribution.DeviceMesh((1, MANY), ["batch", "model"], NAMES)
     layouts = keras.distribution.LayoutMap(mesh)
@@ -176,7 +177,7 @@ def test_the_compiler_is_asked_for_on_several_cpu_devices(capsys):
     assert "which is for one CPU device or GPUs" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 def test_a_plain_loop_says_once_that_one_device_computes(capsys):
     model = kc.replicate(dense(), MANY)
     optimizer = kc.replicate(keras.optimizers.SGD(), MANY)
@@ -214,7 +215,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 @pytest.mark.parametrize("case", LOSSES)
 def test_losses_in_a_function_that_reads_a_variable(case):
     """As those of deel-lip."""

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 
 import keras_conflux as kc
 
-pytestmark = pytest.mark.skipif(MANY < 2, reason="takes several devices")
+pytestmark = several
 EVEN = 2 * MANY
 UNEVEN = EVEN + 1
 X = np.random.default_rng(0).normal(size=(UNEVEN, 8)).astype("float32")

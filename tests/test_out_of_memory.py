@@ -8,12 +8,11 @@ import pytest
 import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
+from conftest import several
 from models import dense
 from models import regression
 
 import keras_conflux as kc
-
-several = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 def on_the_last(value) -> kc.Replicas:

@@ -4,7 +4,7 @@ import pathlib
 import re
 
 import pytest
-from conftest import MANY
+from conftest import several
 from parity_lines import LINES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -46,7 +46,7 @@ def test_a_row_is_shown_or_says_why_not(row):
     assert "test_" not in left, "write `test_file.py::test_name`"
 
 
-@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@several
 @pytest.mark.parametrize("feature", [row[0] for row in ROWS])
 def test_a_line_of_code_shows_it(feature):
     assert LINES[feature]()

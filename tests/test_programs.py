@@ -14,13 +14,13 @@ from conftest import COUNTS
 from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from keras import layers
 from keras import ops
 from models import assert_same_training
 
 import keras_conflux as kc
 
-needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(22, 6)).astype("float32")
 GLOROT = keras.initializers.GlorotUniform(seed=1)
@@ -109,7 +109,7 @@ def gan_of_one_device():
 
 
 @pytest.mark.long
-@needs_two
+@several
 @pytest.mark.parametrize("how", ["scope", "distribution", *GANS])
 def test_metrics_may_read_what_compile_sets_after_keras(how):
     one, one_logs = gan_of_one_device()
@@ -989,7 +989,7 @@ class CalledGAN(GAN):
 
 
 @pytest.mark.long
-@needs_two
+@several
 def test_an_optimizer_that_no_step_uses_has_no_variables():
     model = CalledGAN()
     model.compile(sgd(), sgd(), keras.losses.BinaryCrossentropy(True))
@@ -999,7 +999,7 @@ def test_an_optimizer_that_no_step_uses_has_no_variables():
     assert model.d_optimizer.built
 
 
-@needs_two
+@several
 def test_a_step_that_fails_where_it_makes_weights_says_why():
     model = kc.replicate(Failing(), MANY)
     model.compile(sgd())

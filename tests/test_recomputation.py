@@ -12,6 +12,7 @@ import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from keras import layers
 from keras import ops
 from recomputation_cases import assert_equal
@@ -314,7 +315,7 @@ class InFunction(keras.Model):
         return {"loss": 0.0}
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 def test_weights_in_parts_that_a_function_captures():
     x = np.random.default_rng(0).normal(size=(12, 65)).astype("float32")
     found = []

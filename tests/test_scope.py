@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 
 import keras_conflux as kc
 
-several = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 START = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "float32")
 
 

@@ -22,6 +22,7 @@ from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
 from conftest import RUN_LONG_TESTS
+from conftest import several
 from keras import layers
 from keras import optimizers
 from sharded_cases import OPTIMIZERS
@@ -41,7 +42,7 @@ import keras_conflux as kc
 
 SHARDS = ("weights", "optimizer")
 SEVERAL = [count for count in COUNTS if count > 1]
-pytestmark = pytest.mark.skipif(MANY < 2, reason="takes several devices")
+pytestmark = several
 
 
 @functools.cache
@@ -510,7 +511,7 @@ class ValueOfBefore(keras.Model):
         return {"loss": loss}
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 def test_a_value_that_was_read_before_the_tape_is_refused():
     given = layers.Input((WIDTH,))
     model = ValueOfBefore(given, layers.Dense(67)(given))
@@ -1161,7 +1162,7 @@ def test_eight_devices():
     subprocess.run([sys.executable, script, "8"], env=hidden, check=True)
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 @pytest.mark.skipif(ON_GPU, reason="gradients are dense there")
 @pytest.mark.parametrize("shard", ["optimizer", "weights"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from models import assert_same_training
 from models import dense
 from models import regression
@@ -16,7 +17,7 @@ import keras_conflux as kc
 X, Y = regression(64)
 TOTAL = MANY * (MANY + 1) / 2
 AGGREGATION = tf.VariableAggregation
-pytestmark = pytest.mark.skipif(MANY < 2, reason="needs two devices")
+pytestmark = several
 
 
 @pytest.fixture(scope="module")

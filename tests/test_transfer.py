@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
+from conftest import several
 from models import dense
 
 import keras_conflux as kc
 
 LAST = DEVICES[-1]
 HOST = kc.Device("CPU:0")
-needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 def on(device, value):
@@ -148,7 +148,7 @@ def test_a_moved_array_is_a_copy():
     assert not moved.numpy().any()
 
 
-@needs_two
+@several
 def test_gradients_flow_back():
     x = on(DEVICES[0], [1.0, 2.0])
     with tf.GradientTape() as tape:
@@ -211,7 +211,7 @@ def test_what_a_step_returns_is_on_its_device():
         assert kc.device_of(output["sum"]) == device
 
 
-@needs_two
+@several
 def test_leaves_that_disagree_are_named():
     tree = {"a": [on(DEVICES[0], 1.0), 2.0], "b": on(LAST, 1.0)}
     message = rf"\['a'\]\[0\] is on {DEVICES[0]}, \['b'\] is on {LAST}"

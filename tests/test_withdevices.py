@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
+from conftest import several
 from models import assert_same_training
 from models import dense
 from models import regression
@@ -16,7 +17,6 @@ from models import regression
 import keras_conflux as kc
 
 X, Y = regression(64)
-several = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 def test_arguments_are_split_or_shared(count):
@@ -227,6 +227,7 @@ def test_a_number_of_rows_that_is_not_known_is_explained(use):
     assert "Write `len(x)`" in caught.value.__notes__[0]
 
 
+@several
 def test_an_exception_names_its_replica():
     class Odd(Exception):
         pass
@@ -505,7 +506,7 @@ def test_nothing_is_in_sync():
     assert kc.in_sync([])
 
 
-@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@several
 @pytest.mark.parametrize("other", ["model", "optimizer", "batch"])
 def test_parts_of_a_step_on_other_devices_are_named(other):
     def devices(part):

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from keras import layers
 
 import keras_conflux as kc
 
-pytestmark = pytest.mark.skipif(MANY < 2, reason="takes several devices")
+pytestmark = several
 
 
 DEVICES = min(MANY, 3)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
+from conftest import several
 from models import dense
 
 import keras_conflux as kc
@@ -17,9 +18,6 @@ from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._replication.strategy import strategy_for
 
 X = np.arange(68, dtype="float32").reshape(17, 4)
-
-
-needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 def replicated(outputs, count=MANY):
@@ -64,7 +62,7 @@ def test_predict_of_a_mean():
     )
 
 
-@needs_two
+@several
 def test_leaves_of_different_lengths_are_refused():
     model = kc.replicate(dense("sgd"), MANY)
     batch = np.zeros((9, 8), "float32"), np.zeros(8, "float32")
@@ -89,7 +87,7 @@ class SemiSupervised(keras.Model):
         return {"loss": loss}
 
 
-@needs_two
+@several
 @pytest.mark.parametrize("drop_remainder", [True, False])
 def test_leaves_of_different_lengths_that_divide_evenly(drop_remainder):
     def batches(samples, size):
@@ -166,7 +164,7 @@ def twice_as_many_of_one(many, few):
 
 
 @pytest.mark.sampled(3)
-@needs_two
+@several
 @pytest.mark.parametrize(
     "loss_of_rows",
     [mean_of_squares, squares_of_rows, other_rows_by_their_places],

@@ -11,6 +11,7 @@ from conftest import COUNTS
 from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from hypothesis import assume
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,7 +135,7 @@ def test_allreduce_is_numpy(inside, case, op, count):
     _assert_reduced(op, trees, results)
 
 
-@pytest.mark.skipif(MANY < 2, reason="one tree alone is for a replica")
+@several
 def test_trees_one_after_another():
     trees = [{"a": np.float32(i), "b": None} for i in range(1, MANY + 1)]
     results = kc.allreduce("+", *trees)
@@ -652,7 +653,7 @@ def test_in_place_on_variables():
     np.testing.assert_allclose(variable.numpy(), [(MANY - 1) / 2 * MANY, MANY])
 
 
-@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@several
 def test_a_variable_that_one_replica_alone_does_not_use():
     strategy = kc.replicate(devices=MANY)
     with strategy:
@@ -818,7 +819,7 @@ def test_losses_and_metrics_of_several_outputs_are_not_exchanged(monkeypatch):
     assert len(calls) == 2  # the gradients of each replica
 
 
-@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@several
 def test_an_all_reduce_outside_of_functions_is_traced_once(monkeypatch):
     reduce, traced = ReplicaCollectives.all_reduce, []
 
@@ -842,7 +843,7 @@ def test_an_all_reduce_outside_of_functions_is_traced_once(monkeypatch):
         assert len(traced) == times * MANY
 
 
-@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@several
 def test_nccl_is_left_alone_with_parts_on_one_device():
     nccl = tf.distribute.NcclAllReduce()
     strategy = kc.ReplicatedStrategy(MANY, cross_device_ops=nccl)

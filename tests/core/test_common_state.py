@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from keras import layers
 
 import keras_conflux as kc
@@ -47,7 +48,7 @@ class Contrastive(keras.Model):
         return {"loss": loss, "largest": tf.reduce_max(x)}
 
 
-@pytest.mark.skipif(MANY < 2, reason="needs two replicas")
+@several
 def test_replicas_of_any_rank_trace_one_program(monkeypatch):
     programs = []
     original = CommonProgram.close

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from conftest import MANY
 from conftest import RUN_LONG_TESTS
+from conftest import several
 
 import keras_conflux as kc
 
@@ -162,7 +163,7 @@ def trained(program, count):
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.skipif(MANY < 2, reason="needs two replicas")
+@several
 @pytest.mark.parametrize("seed", DRAWS)
 def test_gradients_of_drawn_programs(seed):
     program = Program(seed)

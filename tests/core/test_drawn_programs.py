@@ -9,6 +9,7 @@ import drawn_trainings
 import keras
 import pytest
 from conftest import MANY
+from conftest import several
 from drawn_lot import FAULTS
 from drawn_programs import CHOICES
 from drawn_programs import OF_BRANCHES
@@ -20,7 +21,7 @@ from keras_conflux._batch_analysis.kinds import Form
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._fit.numerics import layers
 
-pytestmark = pytest.mark.skipif(MANY < 2, reason="needs two devices")
+pytestmark = several
 
 
 @pytest.fixture(autouse=True)

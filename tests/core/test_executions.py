@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from models import assert_same_training
 from models import dense
 from models import regression
@@ -46,7 +47,6 @@ BATCHES = 42
 X, Y = regression(8 * (BATCHES - 1) + 5)  # the last batch is smaller
 FIT = dict(batch_size=8, shuffle=False, verbose=0)
 COMPILED = [1, MANY] if ON_GPU else [1]
-needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 def compiled(count=1):
@@ -292,7 +292,7 @@ class OnFirstDevice(keras.Model):
         return {"loss": loss}
 
 
-@needs_two
+@several
 def test_copies_are_equal_wherever_a_step_multiplies():
     """Grappler would multiply in another order where all is on one device."""
     model = OnFirstDevice()
@@ -302,7 +302,7 @@ def test_copies_are_equal_wherever_a_step_multiplies():
     kc.assert_in_sync(model)
 
 
-@needs_two
+@several
 def test_copies_are_equal_wherever_a_loop_multiplies():
     model, optimizer = OnFirstDevice(), keras.optimizers.SGD(0.3)
     model(X[:1])
@@ -337,7 +337,7 @@ def test_an_endless_generator():
     assert int(many.optimizer.iterations) == 3 * 17
 
 
-@needs_two
+@several
 def test_gradients_have_the_shapes_of_their_variables(monkeypatch):
     shapes = []
     original = ReplicaCollectives._reduce_leaves
@@ -437,7 +437,7 @@ def test_a_nan_leaves_the_process_usable():
 
 
 @pytest.mark.long
-@needs_two
+@several
 @pytest.mark.filterwarnings("ignore:.*which the step returns")
 def test_a_step_that_does_not_end_says_who_waits(monkeypatch):
     go_on = threading.Event()
@@ -478,7 +478,7 @@ def test_a_step_that_does_not_end_says_who_waits(monkeypatch):
 
 
 @pytest.mark.usefixtures("interruptible")
-@needs_two
+@several
 def test_a_second_interrupt_ends_the_wait():
     ended = threading.Event()
     watch = StepWatchdog(kc.devices(2), "some step")
@@ -490,7 +490,7 @@ def test_a_second_interrupt_ends_the_wait():
 
 
 @pytest.mark.usefixtures("interruptible")
-@needs_two
+@several
 def test_an_interrupted_call_comes_to_its_end():
     ended = threading.Event()
     watch = StepWatchdog(kc.devices(2), "some step")
@@ -501,7 +501,7 @@ def test_an_interrupted_call_comes_to_its_end():
 
 
 @pytest.mark.usefixtures("interruptible")
-@needs_two
+@several
 def test_a_process_that_dies_after_an_interrupt_ends_the_wait(monkeypatch):
     ended, interrupted = threading.Event(), threading.Event()
     died = tf.errors.UnavailableError(None, None, "process 1 has died")
@@ -541,7 +541,7 @@ def interrupting(ended, times, then=lambda: None):
 
 
 @pytest.mark.parametrize("limit", ["inf", "1e300"])
-@needs_two
+@several
 def test_a_time_limit_of_any_size(limit, monkeypatch):
     monkeypatch.setenv("CONFLUX_STEP_TIMEOUT", limit)
     assert StepWatchdog(kc.devices(2), "some step").call(lambda: 1) == 1

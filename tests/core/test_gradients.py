@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import several
 from keras import layers
 from keras import optimizers
 
@@ -47,6 +48,7 @@ def as_on_gpus(monkeypatch):
     monkeypatch.setattr(gradients, "global_values", global_values)
 
 
+@several
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("steps", "shard"), [(2, None), (None, "optimizer"), (2, "optimizer")]

@@ -32,8 +32,8 @@ import test_stand_ins
 import test_synchronization
 import test_withdevices
 from cases import CASES
-from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from models import Keeps
 from models import assert_same_outcome
 from models import outcome
@@ -44,7 +44,7 @@ from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._compat.private_keras_names import Patched
 
 pytestmark = [
-    pytest.mark.skipif(MANY < 2, reason="needs two devices"),
+    several,
     pytest.mark.skipif(ON_GPU, reason="patches what runs on CPU devices"),
 ]
 

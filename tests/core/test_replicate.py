@@ -12,6 +12,7 @@ import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from models import assert_same_training
 from models import dense
 from models import regression
@@ -380,7 +381,7 @@ def test_names_stay_when_a_model_is_replicated():
     assert [x.value.name for x in model.variables] == before
 
 
-@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@several
 def test_replicas_show_their_numbers():
     where = ", ".join(DEVICES[:2])
     for values, shown in [

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ON_GPU
+from conftest import several
 from tensorflow.python.framework.function import Defun
 from test_programs import PROGRAMS
 
@@ -27,6 +28,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(16, 4)).astype("float32")
 Y = RNG.integers(0, 3, 16)
 DEVICES = ["GPU:0", "GPU:1"] if ON_GPU else ["CPU:0", "CPU:1"]
+pytestmark = several
 
 
 def doubled(*arguments):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from models import assert_same_training
 from models import dense
 from models import regression
@@ -89,7 +90,7 @@ def test_unbatched_data_raises_what_it_raises_on_one_device():
     assert raised[0] == raised[1]
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 def test_rows_that_may_be_those_of_a_process_alone(monkeypatch):
     monkeypatch.setattr(given, "process_count", lambda: 2)
     run = kc.withdevices(lambda x: x, devices=MANY)

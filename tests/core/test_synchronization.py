@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from models import dense
 
 import keras_conflux as kc
 from keras_conflux._replication import state
 
 NAN = float("nan")
-several = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 @several

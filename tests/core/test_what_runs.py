@@ -12,6 +12,7 @@ import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from models import dense
 from models import regression
 
@@ -49,7 +50,7 @@ def sizes():
     return f"{parts}{MANY - more} x {large}"
 
 
-@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@several
 def test_a_model_says_once_what_runs(capsys):
     model = trained()
     said = capsys.readouterr()

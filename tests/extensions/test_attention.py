@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from keras import layers
 from models import MARGIN
 from models import assert_same_training
@@ -718,7 +718,7 @@ MODELS = {
 
 @pytest.mark.long
 @pytest.mark.sampled(3)
-@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@several
 @pytest.mark.parametrize("build", MODELS)
 def test_replicas_train_what_one_device_does(in_graphs, build):
     models, histories = [], []

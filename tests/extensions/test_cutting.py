@@ -7,6 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from keras import layers
 
 import keras_conflux as kc
@@ -25,7 +26,7 @@ def uncollected():
     gc.enable()
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 def test_one_whole_variable_at_a_time_is_there_besides(
     uncollected, monkeypatch
 ):

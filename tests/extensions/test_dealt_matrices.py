@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 from conftest import COUNTS
-from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from keras import layers
 from keras import optimizers
 
@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(22, 66)).astype("float32")
 MATRICES = 5  # of one shape, and one of another
 
-pytestmark = pytest.mark.skipif(MANY < 2, reason="takes several devices")
+pytestmark = several
 
 
 def trained(count=None, shard=None, **options):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from models import assert_same_training
 from models import dense
 from models import regression
@@ -31,7 +32,6 @@ says_so = pytest.mark.skipif(
     "set_distribution" in inspect.getsource(keras.utils.clear_session),
     reason="this version of Keras ends it by set_distribution",
 )
-needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 @pytest.fixture(autouse=True)
@@ -246,7 +246,7 @@ def test_without_a_distribution_models_are_on_one_device():
     assert distribution_strategy() is None
 
 
-@needs_two
+@several
 def test_scopes_nest_and_are_left_by_errors_too():
     outer, inner = data_parallel(2), data_parallel(1)
     with outer.scope():
@@ -259,7 +259,7 @@ def test_scopes_nest_and_are_left_by_errors_too():
     assert keras.distribution.distribution() is None
 
 
-@needs_two
+@several
 def test_a_model_keeps_the_devices_that_it_has():
     x, y = regression()
     given = kc.replicate(dense(), [DEVICES[1]])
@@ -428,7 +428,7 @@ def test_an_optimizer_for_several_devices_needs_such_a_model():
     optimizer.build(model.trainable_variables)
 
 
-@needs_two
+@several
 def test_it_names_the_devices_of_loops_while_it_is_set():
     kc.replicate(dense(), 1)
     batch = np.zeros((8, 2))
@@ -442,7 +442,7 @@ def test_it_names_the_devices_of_loops_while_it_is_set():
         assert kc.split(batch, 1).devices == DEVICES[:1]
 
 
-@needs_two
+@several
 def test_running_a_model_leaves_no_trace_on_later_loops():
     model = dense()
     with data_parallel(1).scope():
@@ -475,7 +475,7 @@ def test_a_layer_may_lay_out_what_it_computes():
     np.testing.assert_array_equal(model.predict(x, verbose=0), x * 2)
 
 
-@needs_two
+@several
 def test_a_layout_that_splits_another_axis_is_refused():
     mesh = data_parallel().device_mesh
     layout = keras.distribution.TensorLayout((None, "batch"), mesh)
@@ -502,7 +502,7 @@ def test_one_process_reads_all_data():
 # What is refused.
 
 
-@needs_two
+@several
 def test_a_mesh_of_more_than_data_parallelism_is_refused():
     mesh = keras.distribution.DeviceMesh((1, 2), ["data", "model"], NAMES[:2])
     with pytest.raises(NotImplementedError, match="others must be of size 1"):

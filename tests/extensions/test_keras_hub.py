@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import DEVICES
 from conftest import MANY
+from conftest import several
 from keras import distribution
 
 import keras_conflux as kc
@@ -19,7 +20,7 @@ from keras_conflux._replication import state
 hub = pytest.importorskip("keras_hub")
 
 pytestmark = [
-    pytest.mark.skipif(MANY < 2, reason="takes several devices"),
+    several,
     pytest.mark.filterwarnings("error::keras_conflux.ConfluxWarning"),
     # Of what no loss depends on, as of the head of an embedding.
     pytest.mark.filterwarnings("ignore:Gradients do not exist"),

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import MANY
+from conftest import several
 from keras import layers
 
 import keras_conflux as kc
@@ -20,7 +20,7 @@ def said_of(model):
     return " ".join(error.__notes__[0].split())
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 def test_nothing_is_advised_that_is_refused(monkeypatch):
     model = keras.Sequential([layers.Input((64,)), layers.Dense(128)])
     kc.replicate(model, 2)
@@ -37,7 +37,7 @@ def test_nothing_is_advised_that_is_refused(monkeypatch):
     assert "keras.RematScope" in said
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 def test_a_sharded_model_is_not_advised_microbatches():
     model = keras.Sequential([layers.Input((64,)), layers.Dense(128)])
     kc.replicate(model, 2, shard="weights")
@@ -47,7 +47,7 @@ def test_a_sharded_model_is_not_advised_microbatches():
 
 
 @pytest.mark.long
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 def test_as_many_microbatches_are_advised_as_fit(monkeypatch):
     """The limit is that of a GPU that is made up, of which 0.9 are used."""
     model = keras.Sequential([layers.Input((32,)), layers.Dense(200)])
@@ -81,7 +81,7 @@ def test_as_many_microbatches_are_advised_as_fit(monkeypatch):
     assert kc.memory(model).microbatches is None
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 def test_a_model_that_keras_distributes_is_not_told_to_be_replicated():
     distribution = keras.distribution.DataParallel()
     try:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from conftest import DEVICES
 from conftest import MANY
+from conftest import several
 from keras import distribution
 from keras import layers
 
@@ -19,7 +20,7 @@ SHAPES = [(1, MANY), (MANY, 1), (1, 2)] + [(2, 2)] * (MANY == 4)
 WORDS, WIDTH, HEADS = 150, 32, 4
 TOKENS = np.random.default_rng(0).integers(0, WORDS, (22, 6))
 
-pytestmark = pytest.mark.skipif(MANY < 2, reason="takes several devices")
+pytestmark = several
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,9 @@ import pytest
 import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import ONE_AND_TWO
 from conftest import RUN_LONG_TESTS
+from conftest import several
 from resume_cases import BATCH
 from resume_cases import DATA
 from resume_cases import GRAIN
@@ -163,6 +165,7 @@ SHORT = [
 ]
 
 
+@several
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("data", "devices"),
@@ -200,13 +203,14 @@ def test_a_state_of_a_pydataset_that_cannot_be_saved(tmp_path, monkeypatch):
         train(tmp_path, "PyDataset with a state", None)
 
 
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("devices", ONE_AND_TWO)
 @pytest.mark.parametrize("data", GRAIN)
 def test_killed_again_and_again_with_grain(tmp_path, data, devices):
     pytest.importorskip("grain", exc_type=ImportError)
     test_killed_again_and_again(tmp_path, data, devices)
 
 
+@several
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("before", [2, None])
 def test_on_other_devices(tmp_path, before):
@@ -509,7 +513,7 @@ class Freezing(keras.callbacks.Callback):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("devices", ONE_AND_TWO)
 def test_layers_that_a_callback_has_frozen(tmp_path, devices):
     def trained(folder, after=None, is_forced=True):
         keras.utils.set_random_seed(7)
@@ -606,6 +610,7 @@ def test_a_url_is_no_directory(use):
             use(url)
 
 
+@several
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("samples", ["other", "the same"])
@@ -875,7 +880,7 @@ COMPILED = {
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("devices", ONE_AND_TWO)
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_model_is_loaded_before_its_first_step(tmp_path, name, devices):
     y = np.abs(X[:8, :3])
@@ -1276,7 +1281,7 @@ def test_no_checkpoint_is_told_from_one_without_a_state(tmp_path):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("devices", ONE_AND_TWO)
 def test_a_loop_of_ones_own(tmp_path, devices):
     def trained(stop):
         keras.utils.set_random_seed(7)
@@ -1348,6 +1353,7 @@ def test_what_load_refuses(tmp_path):
         kc.load(model, tmp_path)
 
 
+@several
 def test_what_is_not_plain_in_a_state_is_named(tmp_path):
     model, losses = linear(), kc.Replicas([0.1, 0.2], devices=2)
     for name, state in {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ON_GPU
+from conftest import ONE_AND_TWO
 from models import dense
 from models import regression
 from resume_cases import BATCH
@@ -88,7 +89,7 @@ def noisy():
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("devices", ONE_AND_TWO)
 @pytest.mark.parametrize("data", [generated, noisy])
 def test_python_code_in_tf_data_draws_random_numbers(tmp_path, data, devices):
     assert_goes_on(tmp_path, data, devices=devices)
@@ -158,7 +159,7 @@ def same_for_validation():
 
 @pytest.mark.long
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("devices", ONE_AND_TWO)
 @pytest.mark.parametrize(
     ("data", "after"),
     [

@@ -18,6 +18,7 @@ import step_memory
 import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import several
 from keras import layers
 from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.python.eager.polymorphic_function import compiler_ir
@@ -348,7 +349,7 @@ def operations(trace):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 @pytest.mark.parametrize(
     ("shard", "options"),
     [("optimizer", {}), (None, {"gradient_accumulation_steps": 2})],
@@ -365,7 +366,7 @@ def test_gradients_of_embeddings_are_known_again(shard, options, monkeypatch):
     model.fit(np.ones([4, 3]), np.ones([4, 3, 70]), verbose=0)
 
 
-@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@several
 @pytest.mark.parametrize(
     ("jit_compile", "cure"),
     [(False, "`jit_compile=True`"), (True, "`drop_remainder=True`"), (0, None)],
