@@ -102,6 +102,11 @@ def by_a_number(gradients, x):
     return kc.allreduce("mean", gradients, weight=2)
 
 
+def by_tensorflow(gradients, x):
+    mean = tf.distribute.ReduceOp.MEAN
+    return tf.distribute.get_replica_context().all_reduce(mean, gradients)
+
+
 def alike(gradients, x):
     return kc.allreduce("mean", gradients)
 
@@ -118,6 +123,7 @@ MISTAKES = {
     "by a norm": (TOUCHED, dict(reduced=by_a_norm)),
     "clipped apart": (TOUCHED, dict(reduced=clipped_apart)),
     "by a number": (COUNTS, dict(reduced=by_a_number)),
+    "by TensorFlow": (COUNTS, dict(reduced=by_tensorflow)),
     "gathered": (PASSED, dict(reduced=weighted, loss_of=contrast)),
     "normalized": (PASSED, dict(reduced=weighted, made=normalizing)),
 }
@@ -125,6 +131,7 @@ RIGHT = {
     "weighted": dict(reduced=weighted),
     "clipped together": dict(reduced=clipped_together),
     "even": dict(reduced=by_a_number, count=EVEN),
+    "even, by TensorFlow": dict(reduced=by_tensorflow, count=EVEN),
     "gathered": dict(reduced=alike, loss_of=contrast),
     "gathered, even": dict(reduced=weighted, loss_of=contrast, count=EVEN),
     "beside a mean": dict(reduced=weighted, loss_of=beside_a_mean),

@@ -31,6 +31,7 @@ from keras_conflux._replication.replica_context import replica_rank
 from keras_conflux._replication.replica_context import whole_batch_strategy
 from keras_conflux._replication.steps import UserReductions
 from keras_conflux._replication.steps import operations_of
+from keras_conflux._replication.strategy import reduce_by
 
 
 class Means(steps.Part):
@@ -123,6 +124,9 @@ def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
     return this.all_reduce(op, trees.map_leaves(seen, tree), weight)
 
 
+reduce_by(allreduce)
+
+
 def reduce(op: Op, root: int, tree: Tree) -> Tree:
     """Gives the result of `allreduce` to one replica alone."""
     steps.refuse_in_turns(
@@ -174,12 +178,8 @@ def _gathered(axis: int, tree: Tree) -> Tree:
     tree = trees.refill(tree, this.gatherable(tree, axis))
     seen = trees.map_leaves(lambda x: _parted(x, axis, present)[0], tree)
     gathered = this.all_gather(seen, axis)
-    leaves = [
-        _with_own(got, own, axis, present)
-        for got, own in zip(
-            trees.present(gathered), trees.present(tree), strict=True
-        )
-    ]
+    pairs = zip(trees.present(gathered), trees.present(tree), strict=True)
+    leaves = [_with_own(got, own, axis, present) for got, own in pairs]
     return trees.refill(tree, leaves)
 
 

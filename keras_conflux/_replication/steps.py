@@ -211,8 +211,5 @@ def operations_of(leaves: list[Any]) -> list[tf.Operation]:
 
 
 def _symbolic(leaves: Sequence[Any]) -> list[tf.Tensor]:
-    values = [
-        leaf.values if isinstance(leaf, tf.IndexedSlices) else leaf
-        for leaf in leaves
-    ]
+    values = [getattr(leaf, "values", leaf) for leaf in leaves]
     return [value for value in values if tf.is_symbolic_tensor(value)]

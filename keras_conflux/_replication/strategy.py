@@ -5,7 +5,6 @@ import functools
 import threading
 from collections.abc import Callable
 from collections.abc import Hashable
-from types import TracebackType
 from typing import Any
 from typing import Literal
 from typing import NamedTuple
@@ -18,6 +17,8 @@ from keras_conflux._cluster.processes import initialize_from_environment
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import arguments
 from keras_conflux._communication.communicator import Communicator
+from keras_conflux._communication.transports.ops import Op
+from keras_conflux._communication.transports.ops import find_op
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import patching
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
@@ -145,13 +146,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         self._conflux_scopes.stack.append(scope)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._conflux_scopes.stack.pop().__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._conflux_scopes.stack.pop().__exit__(*error)
 
     def __repr__(self) -> str:
         said = [f"[{', '.join(self.devices)}]"]
@@ -162,7 +158,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         return f"ReplicatedStrategy({', '.join(said)})"
 
     def _conflux_all_reduce(self, op: str, tree: Any) -> Any:
-        return replica_collectives().all_reduce(op, tree)
+        return _reductions[-1](find_op(op), tree)
 
     def _conflux_of_first_replica(self, tree: Any) -> Any:
         """Returns the values of the first replica of all.
@@ -205,6 +201,9 @@ class Distributed(NamedTuple):
     """Tells of a weight whether it lies in parts. `None` if none does."""
 
 
+_reductions: list[Callable[[Op, Any], Any]] = []
+reduce_by = _reductions.append
+"""Has a function reduce what replicas give to TensorFlow's `all_reduce`."""
 _distributions: list[Callable[[], Distributed | None]] = []
 ask_for_distribution = _distributions.append
 """Has a function tell which devices Keras' distribution is over."""

@@ -16,6 +16,7 @@ from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._graphs import walks
+from keras_conflux._graphs.effects import is_collective
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
@@ -126,9 +127,12 @@ class Gradients(Exit):
         if tf.executing_eagerly():  # nothing tells where a tensor comes from
             return
         reductions = UserReductions.of(self.step)
-        known = reductions.operations()
+        known = {*map(id, reductions.operations())}
         local = [i for i, g in enumerate(grads) if reductions.are_missing([g])]
-        if not local and walks.depends_on(operations_of(grads), known):
+        made_by = walks.walked(operations_of(grads), walks.before)
+        if not local and any(
+            id(x) in known or is_collective(x) for x in made_by
+        ):
             return
         some = len(local) < sum(g is not None for g in grads)
         named = [trained[i] for i in local] if trained and some else []
