@@ -801,3 +801,42 @@ def test_an_optimizer_that_a_loop_builds_is_asked_again():
             lambda held: kc.replicate(held, devices=MANY),
         ),
     )
+
+
+def _totals(count, train, samples=1):
+    model = Stepping(train)
+    model.compile("sgd", jit_compile=False)
+    if count:
+        kc.replicate(model, count)
+    return model.fit(X[:samples], verbose=0).history["total"]
+
+
+@several
+def test_a_replica_without_samples_adds_nothing_to_all_reduce_of_tensorflow():
+    def train(model, x):
+        reduce = tf.distribute.get_replica_context().all_reduce
+        return {"total": reduce(tf.distribute.ReduceOp.SUM, ops.sum(x))}
+
+    assert _totals(MANY, train) == pytest.approx(_totals(None, train))
+
+
+def _gathered(model, x):
+    gather = tf.distribute.get_replica_context().all_gather
+    return {"total": ops.sum(gather(x, axis=0))}
+
+
+def _merged(model, x):
+    def total(strategy, each):
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None)
+
+    merge = tf.distribute.get_replica_context().merge_call
+    return {"total": merge(total, args=(ops.sum(x),))}
+
+
+@several
+@pytest.mark.parametrize("train", [_gathered, _merged])
+def test_merged_values_of_replicas_without_samples_warn(train):
+    with pytest.warns(kc.ConfluxWarning, match="`merge_call` and `all_gather`"):
+        _totals(MANY, train)
+    found = _totals(MANY, train, MANY + 1)
+    assert found == pytest.approx(_totals(None, train, MANY + 1))

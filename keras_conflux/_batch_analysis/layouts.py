@@ -204,10 +204,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(expand_dims, ANY_ROWS | Form.PLACES, Form.EQUAL),
         _SUMS,
     ),
-    "Squeeze": (
-        Rule(squeeze, ANY_ROWS | Form.PLACES),
-        Rule(like(0), LINEAR),
-    ),
+    "Squeeze": (Rule(squeeze, ANY_ROWS | Form.PLACES), Rule(like(0), LINEAR)),
     "Reshape": (
         Rule(reshape, ANY_ROWS, Form.EQUAL | Form.SHAPE | Form.COUNT),
         _SUMS,

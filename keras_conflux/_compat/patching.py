@@ -49,9 +49,7 @@ def patch(point: ListedName, replacement: Callable[..., Any]) -> None:
     setattr(owner, point.attribute, new)
 
 
-def patch_all(
-    table: Iterable[tuple[ListedName, Callable[..., Any]]],
-) -> None:
+def patch_all(table: Iterable[tuple[ListedName, Callable[..., Any]]]) -> None:
     """Patches each point of a table that this version of Keras has."""
     version = version_numbers(keras.__version__)
     for point, replacement in table:

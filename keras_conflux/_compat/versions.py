@@ -60,9 +60,7 @@ def advice() -> str:
     )
 
 
-def misfits(
-    extensions: Mapping[str, Iterable[ListedName]],
-) -> dict[str, str]:
+def misfits(extensions: Mapping[str, Iterable[ListedName]]) -> dict[str, str]:
     """Returns the extensions that do not fit, and why."""
     found = {each: _wrong(names) for each, names in extensions.items()}
     return {

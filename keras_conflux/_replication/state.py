@@ -60,10 +60,8 @@ def variables_of(
 
     The owners are its `stateful_objects`, where they are known already.
     """
-    found: dict[int, keras.Variable] = {}
-    for variable in trees.flatten(target):
-        if isinstance(variable, keras.Variable):
-            found[id(variable)] = variable
+    leaves = trees.flatten(target)
+    found = {id(x): x for x in leaves if isinstance(x, keras.Variable)}
     found |= state_of(stateful_objects(target) if owners is None else owners)
     return list(found.values())
 
@@ -155,9 +153,7 @@ def name_of(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name
 
 
-def replicated_by(
-    variables: list[keras.Variable],
-) -> ReplicatedStrategy | None:
+def replicated_by(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
     """Returns the strategy of the first replicated one of the variables."""
     for variable in variables:
         value = keras_variables.backing(variable)

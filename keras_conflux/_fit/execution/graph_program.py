@@ -23,16 +23,15 @@ class GraphProgram(StepPrograms):
 
     def __call__(self, batches: Iterable[Batch]) -> Tree:
         """Runs a step per batch and returns the last one's result."""
-        result = None
-        for batch in batches:
-            result = self._run(batch)
-        return result
+        return [self._run(batch) for batch in batches][-1]
 
     def _run(self, batch: Batch) -> Tree:
         trace = functools.partial(self._trace, batch)
         # Shards of known sizes may be new to one process alone.
         is_common = not batch.sizes_are_known
         program = self._program(batch.signature, trace, is_common)
+        if 0 in batch.sizes:
+            self._step.warn_of_merged()
         return program(batch.shards, _constant(batch.sizes))
 
     def _trace(self, batch: Batch) -> TracedProgram:

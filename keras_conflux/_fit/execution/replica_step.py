@@ -11,6 +11,7 @@ from keras_conflux._batch_analysis import KindInference
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.execution.microbatches import TracedTurns
@@ -141,8 +142,7 @@ class ReplicaStep:
             self._programs[replica_index()] = program
             if replica_index() == 0 and process_count() > 1:
                 self._plain_variables = [
-                    (variable, bool(writes))
-                    for variable, writes in plain_variables(step)
+                    (v, bool(writes)) for v, writes in plain_variables(step)
                 ]
             # Other replicas would read what this one has written to a variable
             # with a single copy, and take it for something else.
@@ -173,6 +173,18 @@ class ReplicaStep:
         # may differ by the known shapes of shards.
         if all(step.compiled is None for step in self._steps.values()):
             common_program.assert_alike([*self._programs.values()], self.name)
+
+    def warn_of_merged(self) -> None:
+        """Warns where `merge_call` sees a replica that has no samples."""
+        merged = any(step.kinds.merged for step in self._steps.values())
+        if merged and "merged" not in self._warned:
+            self._warned.add("merged")
+            warn(
+                f"{self.name}: a batch has fewer samples than there are "
+                "replicas. TensorFlow's `merge_call` and `all_gather` count a "
+                "copy of one for each replica without samples. Write "
+                "`keras_conflux.allreduce` or `keras_conflux.allgather`."
+            )
 
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
         """Makes one result of the replicas' results."""
