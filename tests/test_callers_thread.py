@@ -7,6 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from models import regression
 
 import keras_conflux as kc
@@ -89,6 +90,7 @@ def test_replicas_pause_where_the_user_merges():
     assert history.history["rows"] == history.history["size"] == [7]
 
 
+@several
 def test_replicas_that_merge_different_numbers_of_times():
     @kc.withdevices(devices=MANY)
     def run(first):

@@ -3,6 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from conftest import several
 from models import assert_same_training
 from models import regression
 
@@ -119,6 +120,7 @@ def _builds_it():
     return model
 
 
+@several
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [_compiled_with_it, _builds_it])
 @pytest.mark.parametrize("evaluates", [False, True])
@@ -157,6 +159,7 @@ class Any(keras.metrics.Metric):
         self.seen.assign(keras.ops.zeros_like(self.seen))
 
 
+@several
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("in_scope", [False, True])
 def test_a_metric_whose_state_is_true_or_false(in_scope):

@@ -86,6 +86,7 @@ def test_a_value_that_is_alone_is_named(call, message):
         call()
 
 
+@several
 def test_a_mean_of_gradients_of_an_average():
     """The loss of TensorFlow's tutorial, which its strategies add up."""
     layer = keras.layers.Dense(1, use_bias=False)

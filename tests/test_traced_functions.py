@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import MANY
+from conftest import several
 from models import assert_same_training
 from models import dense
 from models import regression
@@ -237,6 +238,7 @@ class Counting(keras.Model):
         return self.dense(x + keras.random.normal(keras.ops.shape(x)))
 
 
+@several
 def test_models_on_different_devices_take_turns():
     models = [Counting(), Counting()]
     for model, devices in zip(models, ([0], [1]), strict=True):
@@ -313,6 +315,7 @@ def drawing():
     return keras.Model(inputs, outputs)
 
 
+@several
 def test_the_common_seed_goes_on_where_models_take_turns():
     one = [drawing(), drawing()]
     keras.utils.set_random_seed(0)
@@ -348,6 +351,7 @@ def drawing_and_learning(devices=None):
     return kc.replicate(model, devices) if devices else model
 
 
+@several
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [None, [0]], ids=["plain", "replicated"])
 def test_the_common_seed_comes_back_to_the_model_that_trains(devices):

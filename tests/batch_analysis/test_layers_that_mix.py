@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from keras import ops
 from models import assert_same_training
 
@@ -340,6 +341,7 @@ def test_rules_are_believed_before_trials(name):
     assert_same_training(one, many, first, second)
 
 
+@several
 def test_rules_are_believed_where_nothing_is_computed_once_more():
     def function(x):
         mixed = UNTRIED["extremes"](x)
@@ -545,6 +547,7 @@ class Slopes(keras.layers.Layer):
         return function(x)
 
 
+@several
 def test_a_layer_whose_gradient_cannot_be_followed_warns():
     model = keras.Sequential(
         [keras.Input((8,)), keras.layers.Dense(8), Slopes(name="slopes")]

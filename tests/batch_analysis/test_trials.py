@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from keras import layers
 from models import assert_same_training
 from models import regression
@@ -170,6 +171,7 @@ def warned(run):
     ]
 
 
+@several
 @pytest.mark.parametrize("name", PYTHON)
 def test_python_code_in_a_loss_warns_once(name):
     model = keras.Sequential([keras.Input((8,)), layers.Dense(1)])
@@ -180,6 +182,7 @@ def test_python_code_in_a_loss_warns_once(name):
     assert "Python code" in text
 
 
+@several
 def test_python_code_in_a_metric_warns_once():
     def highest(y, p):
         return _highest(tf.abs(y - p))
@@ -290,6 +293,7 @@ def test_a_concrete_function_reads_what_was(is_kept):
     del kept
 
 
+@several
 def test_a_tensor_is_tried_out_once(monkeypatch):
     tried = []
 

@@ -213,6 +213,7 @@ def test_a_weight_is_one_number(weight):
         )
 
 
+@several
 def test_one_weight_for_several_replicas_is_refused():
     x = kc.split(np.float32([1, 2, 6]), 2)
     means = kc.withdevices(tf.reduce_mean)(x)
@@ -680,6 +681,7 @@ def test_a_variable_that_one_replica_alone_does_not_use():
         assert float(gradients["some"]) == 1.0
 
 
+@several
 @pytest.mark.parametrize(
     ("other", "differs"),
     [
@@ -867,6 +869,7 @@ def test_nccl_is_left_alone_with_parts_on_one_device():
                 np.testing.assert_array_equal(copy, [MANY * (MANY - 1) / 2] * 3)
 
 
+@several
 def test_a_function_of_eager_replicas_exchanges_nothing():
     """TensorFlow runs eager replicas one after another: both would wait."""
     strategy = kc.ReplicatedStrategy(DEVICES[:2])

@@ -6,6 +6,7 @@
 import emitted_programs
 import emitted_step
 import pytest
+from conftest import several
 
 from keras_conflux._batch_analysis import rules
 from keras_conflux._batch_analysis.kinds import EQUAL
@@ -13,6 +14,7 @@ from keras_conflux._batch_analysis.kinds import Form
 from keras_conflux._batch_analysis.rule import Rule
 
 PROGRAMS = emitted_programs.programs()
+pytestmark = several
 
 
 @pytest.mark.sampled(1)

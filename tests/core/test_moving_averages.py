@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import several
 from models import Keeps
 from models import assert_same_training
 
@@ -88,6 +89,7 @@ def test_a_layer_that_keeps_a_mean(layer):
     assert_same_training(trained(None), many)
 
 
+@several
 def test_statistics_of_a_replicas_own_samples_are_averaged():
     layer = keras.layers.BatchNormalization()
     renormalizing = keras.layers.BatchNormalization(renorm=True)

@@ -347,6 +347,7 @@ class OwnStep(keras.Sequential):
         return {"loss": loss}
 
 
+@several
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
 @pytest.mark.parametrize("first", ["fit", "evaluate", "predict"])

@@ -92,6 +92,7 @@ def test_a_model_that_is_not_replicated_says_nothing(capsys):
     assert capsys.readouterr().err == ""
 
 
+@several
 def test_the_first_process_alone_says_it(capsys, monkeypatch):
     monkeypatch.setattr(step_executor, "process_count", lambda: 2)
     trained()
@@ -101,6 +102,7 @@ def test_the_first_process_alone_says_it(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+@several
 def test_the_log_of_a_program_gets_it(capsys, caplog):
     with caplog.at_level(logging.INFO, "keras_conflux"):
         trained()
