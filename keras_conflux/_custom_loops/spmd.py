@@ -43,13 +43,11 @@ from keras_conflux._replication import promotion
 from keras_conflux._replication import steps
 from keras_conflux._replication.across_processes import run_everywhere_by
 from keras_conflux._replication.common_program import CommonProgram
-from keras_conflux._replication.promotion import promote_new_state
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import outside_of_strategies
 from keras_conflux._replication.replica_context import replica_rank
 from keras_conflux._replication.replica_context import whole_batch_strategy
 from keras_conflux._replication.replicas import Replicas
-from keras_conflux._replication.steps import UserReductions
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_over
@@ -291,7 +289,7 @@ class _Compiled:
         given = Given(arguments)
         parts = given.parts(len(self._devices))
         signature = given.signature(parts)
-        promote_new_state(None, self._strategy)  # the seeds of keras.random
+        promotion.promote_new_state(None, self._strategy)  # Keras' seeds
         self._failed.clear()
         communicator = self._strategy.communicator
         if self._warns_of_unsplit and signature not in self._traced:
@@ -372,7 +370,7 @@ class _Compiled:
         """Notes the arguments of a replica that were reduced before."""
         given = list(zip(keras.tree.flatten(inputs), kinds, strict=True))
         rank = self._strategy.communicator.rank(replica_index())
-        reductions = UserReductions.of(step)
+        reductions = steps.UserReductions.of(step)
         reductions.add([x for x, kind in given if kind in ("reduced", rank)])
         reductions.own = [x for x, kind in given if kind == "own"]
         return CommonProgram(inputs)

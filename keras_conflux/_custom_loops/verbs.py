@@ -29,8 +29,6 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.replica_context import replica_rank
 from keras_conflux._replication.replica_context import whole_batch_strategy
-from keras_conflux._replication.steps import UserReductions
-from keras_conflux._replication.steps import operations_of
 from keras_conflux._replication.strategy import reduce_by
 
 
@@ -49,8 +47,8 @@ class Means(steps.Part):
 
     def note(self, tree: Tree, weight: Any) -> None:
         """Notes one. Values of gathered rows are not of parts."""
-        known = UserReductions.of(self.step).operations()
-        found = operations_of(trees.flatten(tree))
+        known = steps.UserReductions.of(self.step).operations()
+        found = steps.operations_of(trees.flatten(tree))
         if weight is None:
             depends = walks.depends_on(found, known)
             self.are_of_parts |= not known or not depends

@@ -141,11 +141,8 @@ def is_mirrored(variable: Any) -> bool:
 
 def is_sum(value: Any) -> bool:
     """Whether the value of a TensorFlow variable is the sum of its copies."""
-    return (
-        is_replicated(value)
-        and value.synchronization == tf.VariableSynchronization.ON_READ
-        and value.aggregation == tf.VariableAggregation.SUM
-    )
+    adds = is_replicated(value) and not is_mirrored(value)
+    return adds and value.aggregation == tf.VariableAggregation.SUM
 
 
 def name_of(variable: Any) -> str:

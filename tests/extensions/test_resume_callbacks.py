@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import itertools
 import pathlib
 import random
 import tracemalloc
@@ -306,6 +307,77 @@ def test_values_that_cannot_be_given_back_are_named(kind, place, parent):
 
     with pytest.warns(kc.ConfluxWarning, match=f"{place}'"):
         train()
+
+
+class Pair(keras.callbacks.Callback):
+    """Has two attributes, which may hold the same object."""
+
+    def __init__(self, one, other):
+        super().__init__()
+        self.one, self.other = one, other
+        self.steps = 0
+
+    def grow(self, change):
+        self.steps += 1
+        if self.steps == 2:
+            change(self)
+        if isinstance(self.one, list):
+            self.one.append(self.steps)
+        else:
+            self.one += self.steps
+
+
+def nothing(pair):
+    pass
+
+
+def join(pair):
+    pair.other = pair.one
+
+
+def part(pair):
+    pair.other = pair.one.copy()
+
+
+def swap(pair):
+    pair.one, pair.other = pair.other, pair.one
+
+
+def arrays():
+    return np.zeros(2), np.ones(2)
+
+
+def same_arrays():
+    return arrays()[:1] * 2
+
+
+def lists():
+    return [0], [1]
+
+
+def same_lists():
+    return lists()[:1] * 2
+
+
+@pytest.mark.parametrize("begin", [arrays, same_arrays, lists, same_lists])
+@pytest.mark.parametrize("change", [nothing, join, part, swap])
+def test_names_of_one_object(begin, change):
+    """They are given one object again, and others if they have parted."""
+
+    def grown(count, saved=None):
+        pair = Pair(*begin())
+        held = HeldAttributes(pair)
+        if saved is not None:
+            held.restore(plain_values.from_bytes(saved))
+        for _ in range(count):
+            pair.grow(change)
+        return pair, held
+
+    for one, two in itertools.product(range(4), range(3)):
+        _, held = grown(one)
+        found, _ = grown(two, plain_values.to_bytes(held.changed()))
+        expected, _ = grown(one + two)
+        np.testing.assert_equal(vars(found), vars(expected))
 
 
 class Telling(keras.callbacks.Callback):

@@ -33,9 +33,9 @@ _OF_LOGS = keras.callbacks.History | keras.callbacks.CSVLogger
 """Callbacks whose containers hold the names of logs, which may be any."""
 _KERAS = ("keras.", "keras_conflux.")
 _TOLD = "state_dict()"  # no attribute has such a name
+_AND = "\n"  # between the names of one container or array
 _SET_ANEW = {"params", "min_delta"}
 """Attributes that Keras sets in each training, `min_delta` by its old value."""
-_FUNCTIONS = (types.FunctionType, types.MethodType)
 _WITHOUT_STATE = (
     (types.BuiltinFunctionType, types.ModuleType, type, np.ufunc, np.dtype),
     (datetime.date, datetime.time, datetime.timedelta, range, slice),
@@ -62,7 +62,7 @@ class HeldAttributes:
             plain_values.told_state(owner)  # which may not be saved
             return
         held = _savable(owner)
-        self._digests = {name: digest(value) for name, value in held.items()}
+        self._digests = {k: digest(v) for k, v in _by_all_names(held).items()}
         of_classes = {k.rpartition(".")[2]: v for k, v in held.items()}
         self._forms = _forms(of_classes | held)
         self._objects = self._without_form(held)
@@ -108,7 +108,8 @@ class HeldAttributes:
                 "their types, or write `state_dict()` and "
                 "`load_state_dict(state)`."
             )
-        return copy.deepcopy({k: v for k, v in found.items() if k not in lost})
+        kept = {k: v for k, v in found.items() if k not in lost}
+        return copy.deepcopy(_by_all_names(kept))
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Gives the object the values of `changed`.
@@ -126,7 +127,8 @@ class HeldAttributes:
         if self._tells:
             self._owner.load_state_dict(saved[_TOLD])
             return
-        saved = {k: v for k, v in saved.items() if k in self._forms}
+        each = _with_each(saved)
+        saved = {k: each[k] for k in each if k in self._forms}
         wrong = [k for k, v in saved.items() if not self._may_get(k, v)]
         if wrong:
             raise ValueError(
@@ -146,7 +148,7 @@ class HeldAttributes:
     def _without_form(self, now: dict[str, Any]) -> dict[str, Any]:
         """Returns all that is held, or was, and is not among these."""
         every = _held_by(self._owner)
-        names = [x for x in (*every, *self._digests) if x not in now]
+        names = [x for x in _with_each(every | self._digests) if x not in now]
         return {name: every.get(name) for name in names}
 
     def _other_objects(self, now: dict[str, Any]) -> set[str]:
@@ -154,11 +156,9 @@ class HeldAttributes:
         return {k for k, v in found.items() if v is not known.get(k, self)}
 
     def _note_changes(self, now: dict[str, Any]) -> None:
-        self._changed |= {
-            name
-            for name, value in now.items()
-            if self._digest(value) != self._digests.get(name)
-        }
+        for names, value in _by_all_names(now).items():
+            if self._digest(value) != self._digests.get(names):
+                self._changed |= {*names.split(_AND)}
 
 
 class CallbackStates:
@@ -225,6 +225,20 @@ def _savable(owner: Any) -> dict[str, Any]:
     return found
 
 
+def _by_all_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns once what may be changed in place and has several names."""
+    names: dict[Any, list[str]] = {}
+    for name, value in values.items():
+        may_change = isinstance(value, (*_CONTAINERS, np.ndarray))
+        names.setdefault(id(value) if may_change else name, []).append(name)
+    return {_AND.join(each): values[each[0]] for each in names.values()}
+
+
+def _with_each(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the same by each name."""
+    return {k: v for names, v in values.items() for k in names.split(_AND)}
+
+
 def _variables_of_model(owner: Any) -> set[int]:
     """Returns the identities of variables that are saved with the model."""
     model = getattr(owner, "model", None) if _is_callback(owner) else None
@@ -234,23 +248,23 @@ def _variables_of_model(owner: Any) -> set[int]:
 def _give(owner: Any, values: dict[str, Any]) -> None:
     """Sets attributes, and fills objects that others may hold, too."""
     held = _held_by(owner)
-    plain = {}
+    filled = {}
     for name, value in values.items():
-        access = _access(held.get(name))
-        if isinstance(value, plain_values.State):
-            if access:
-                access[1](value.value)
-        else:
-            _fill(held.get(name), value)
-            plain[name] = value
-    for name, value in plain.items():
-        # It was no container, or two names had the same one and no longer do.
         now = held.get(name)
+        if not isinstance(value, plain_values.State):
+            if _fill(now, value) or id(value) not in filled:
+                filled[id(value)] = now
+        elif access := _access(now):
+            access[1](value.value)
+    for name, value in values.items():
+        # It was no container, or two names had the same one and no longer do.
+        now = filled.get(id(value))
         same = plain_values.is_plain(now) and plain_values.digest(now) == (
             plain_values.digest(value)
         )
-        if name not in held or not same:
-            _set(owner, name, value)
+        now = now if same else value
+        if id(value) in filled and held.get(name, _AND) is not now:
+            _set(owner, name, now)
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
@@ -262,14 +276,14 @@ def _set(owner: Any, name: str, value: Any) -> None:
     return object.__setattr__(owner, name, value)
 
 
-def _fill(container: Any, value: Any) -> None:
-    """Gives a container the content of another one of its kind."""
-    if type(container) is type(value) and isinstance(container, _CONTAINERS):
+def _fill(container: Any, value: Any) -> bool:
+    """Gives a container the content of another one of its kind, if it is."""
+    is_of_kind = type(container) is type(value)
+    if is_container := is_of_kind and isinstance(container, _CONTAINERS):
         container.clear()
-        if isinstance(container, dict | set):
-            container.update(value)
-        else:
-            container.extend(value)
+        is_keyed = isinstance(container, dict | set)
+        (container.update if is_keyed else container.extend)(value)
+    return is_container
 
 
 def _access(value: Any) -> tuple[Callable[[], Any], Callable] | None:
@@ -342,7 +356,7 @@ def _name_what_is_lost(owner: Any, objects: dict[str, Any]) -> None:
 def _can_lose_state(value: Any, known: set[int]) -> bool:
     if isinstance(value, functools.partial):
         return _can_lose_state(value.func, known)
-    if isinstance(value, _FUNCTIONS):
+    if isinstance(value, types.FunctionType | types.MethodType):
         for cell in getattr(value, "__closure__", None) or ():
             with contextlib.suppress(ValueError):  # it is empty
                 if isinstance(cell.cell_contents, _CONTAINERS):

@@ -14,7 +14,6 @@ from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._extensions.resume import checkpoint_files
-from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.compat import weight_files
@@ -81,7 +80,7 @@ def restore(model: keras.Model, saved: Saved) -> None:
 
 def _load_weights(model: keras.Model, saved: Saved) -> None:
     try:
-        file = saved.path / WEIGHTS
+        file = saved.path / checkpoint_files.WEIGHTS
         with checkpoint_files.open_file(file):
             weight_files.assert_plain(file)
             model.load_weights(file)

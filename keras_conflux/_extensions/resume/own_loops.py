@@ -25,7 +25,6 @@ from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.checkpoint_files import Saved
-from keras_conflux._extensions.resume.checkpoint_files import gathered
 from keras_conflux._extensions.resume.compat import compiled_parts
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._replication import promotion
@@ -101,7 +100,7 @@ def save(
     settings = _settings_of(model)
     what = "saving a checkpoint"
     with errors_reported_to_all(what):
-        generators = gathered(what, random_generators.states())
+        generators = checkpoint_files.gathered(what, random_generators.states())
         with model_state.gathered(model):
             if process_index() == 0:
                 writer.keep_from_others(root)

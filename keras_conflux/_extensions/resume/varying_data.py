@@ -10,6 +10,8 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import seed_is_drawn
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.resume.compat import pipelines
+from keras_conflux._graphs.effects import Effect
+from keras_conflux._graphs.effects import of_type
 
 _SHUFFLED_BEFORE = (
     "it is shuffled before it is repeated, concatenated or cached (shuffle it "
@@ -64,7 +66,7 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         if pipelines.is_parallel(each):
             yield from _of_parallel_calls(each)
         if pipelines.is_kept_in_memory(each) and any(
-            operation.type in _WRITES_VARIABLES
+            Effect.WRITES in of_type(operation.type)
             for below in pipelines.datasets_below(each)
             for operation in pipelines.operations_of_dataset(below)
         ):
@@ -93,11 +95,6 @@ def _of_parallel_calls(dataset: Any) -> Iterator[str]:
 
 
 _WRITES_SEEDS = ("AssignVariableOp", "RngReadAndSkip")
-_WRITES_VARIABLES = (
-    *_WRITES_SEEDS,
-    "AssignAddVariableOp",
-    "AssignSubVariableOp",
-)
 
 
 def _draws_in_turn(operation: tf.Operation) -> bool:

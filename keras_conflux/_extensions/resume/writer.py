@@ -20,11 +20,8 @@ from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import signals
 from keras_conflux._extensions.resume import stored_arrays
-from keras_conflux._extensions.resume.checkpoint_files import FORMAT
-from keras_conflux._extensions.resume.checkpoint_files import STATE
 from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
 from keras_conflux._extensions.resume.compat import weight_files
-from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 
 class CheckpointWriter:
@@ -86,13 +83,13 @@ def write(
             weight_files.write(weights, folder / WEIGHTS)
         except RuntimeError as error:  # h5py's, where a disk is full
             raise OSError(str(error)) from error
-        arrays: Arrays = {}
+        arrays: stored_arrays.Arrays = {}
         told = {
-            "format": FORMAT,
+            "format": checkpoint_files.FORMAT,
             "digest": checkpoint_files.digest_of(folder, WEIGHTS),
             "state": plain_values.encode(state, arrays),
         }
-        stored_arrays.write(folder / STATE, told, arrays)
+        stored_arrays.write(folder / checkpoint_files.STATE, told, arrays)
     try:
         for old in _replaced(root, final, keep):
             remove(old)
@@ -210,7 +207,7 @@ def _own_files(folder: pathlib.Path) -> list[pathlib.Path] | None:
         return None
     found = [*folder.iterdir()]
     names = {x.name for x in found if x.is_file() and not x.is_symlink()}
-    is_own = folder.name.startswith(".") or STATE in names
+    is_own = folder.name.startswith(".") or checkpoint_files.STATE in names
     known = names <= checkpoint_files.FILES and len(names) == len(found)
     return found if is_own and known else None
 
