@@ -211,6 +211,56 @@ def test_copies_that_come_apart(write):
     assert not kc.in_sync(model)
 
 
+class Kept(keras.metrics.Metric):
+    """A metric of one number, which it writes in some way."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.kept = self.add_variable((), "zeros", name="kept")
+        self.write = write
+
+    def update_state(self, x):
+        self.write(self.kept, x)
+
+    def result(self):
+        return self.kept * 1.0
+
+
+def keep_largest(kept, x):
+    kept.assign(tf.maximum(kept.value, tf.reduce_max(x)))
+
+
+def keep_last(kept, x):
+    kept.assign(kc.allreduce("max", tf.reduce_max(x)))
+
+
+def move(kept, x):
+    kept.assign_add(0.1 * (tf.reduce_mean(x) - kept))
+
+
+def add_and_reset(kept, x):
+    kept.assign(0.0)
+    kept.assign_add(tf.reduce_sum(x))
+    kept.assign(tf.identity(kept.value) + 3 * tf.reduce_sum(x))
+    kept.assign(2 * tf.reduce_sum(x) + kept - tf.reduce_sum(x))
+
+
+@pytest.mark.parametrize("write", [keep_largest, keep_last, move])
+def test_copies_that_do_not_add_up(write):
+    metric = kc.replicate(Kept(write), MANY)
+    step = kc.withdevices(lambda x: metric.update_state(x))
+    with pytest.warns(kc.ConfluxWarning, match="adds up the copies") as warned:
+        step(kc.split(X, MANY))
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
+def test_copies_that_add_up():
+    metric = kc.replicate(Kept(add_and_reset), MANY)
+    kc.withdevices(lambda x: metric.update_state(x))(kc.split(X, MANY))
+    assert float(metric.result()) == pytest.approx(5 * X.sum(), rel=1e-4)
+
+
 @pytest.mark.parametrize("write", [write_reduced, average])
 def test_copies_that_stay_equal(write):
     model = kc.replicate(network(normalized=True), MANY)

@@ -16,7 +16,6 @@ from keras_conflux._batch_analysis import Role
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
@@ -163,9 +162,24 @@ def has_first(step: Step) -> Any:
 
 def is_computed_from(value: Any, variable: keras.Variable) -> bool:
     """Whether a traced value depends on the old value of a replica's copy."""
-    copies = state.copies(variable)
-    if not tf.is_tensor(value) or len(copies) == 1:
+    if not tf.is_tensor(value):
         return False
-    uses = resources.uses_of(copies[replica_index()])
+    uses = resources.uses_of(state.own_copy(variable))
     reads = [op for op in uses if op.type == "ReadVariableOp"]
     return walks.depends_on([value.op], reads)
+
+
+def adds(write: tf.Operation, variable: Any) -> bool:
+    """Whether a write, as far as it shows, adds to a copy or makes it zero."""
+    if write.type != "AssignVariableOp":
+        return True
+    value = write.inputs[1]
+    known = tf.get_static_value(value)
+    if known is not None:
+        return not known.any()
+    while value.op.type in (*SUMS, "Identity", "Cast"):
+        terms = [x for x in value.op.inputs if is_computed_from(x, variable)]
+        if len(terms) != 1:
+            return False
+        value = terms[0]
+    return value.op.type == "ReadVariableOp"

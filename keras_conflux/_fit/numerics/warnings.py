@@ -13,6 +13,7 @@ from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._compat.tensorflow_internals import is_own_variable
 from keras_conflux._compat.tensorflow_internals import replica_index
+from keras_conflux._fit.numerics import late_writes
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
@@ -45,43 +46,35 @@ def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
     """
     reason = str(error).strip().splitlines()[0] if str(error) else repr(error)
     layers = keras_models.all_layers(model)
+    losses = keras.tree.flatten(getattr(model, "loss", None))
     named = {
         **{f"the layer {each.name}": each for each in layers},
         **{f"the metric {each.name}": each for each in model.metrics},
         **{
             f"the loss {getattr(each, '__name__', type(each).__name__)}": each
-            for each in _losses(model)
+            for each in filter(None, map(keras.losses.get, losses))
         },
     }
     found = [name for name, part in named.items() if not _is_known(part)]
+    more = f" or {len(found) - 3} more" if found[3:] else ""
     if found:
         warn(
             f"{model.name}: a step cannot be traced for any number of samples "
             f"({type(error).__name__}: {reason[:200]}). It is traced for "
             "the number of a replica, and no graph shows how "
-            f"{_listed(found)} computes from the samples. On several replicas "
-            "a loss of one number is taken for a mean, samples are compared "
-            "within a replica only, additions to a weight are summed, and "
-            "assigned values are averaged. Results may differ from one "
+            f"{', '.join(found[:3])}{more} computes from the samples. On "
+            "several replicas a loss of one number is taken for a mean, "
+            "samples are compared within a replica only, additions to a weight "
+            "are summed, and values averaged. Results may differ from one "
             "device's. Write `keras.ops.shape(x)[0]` in place of `x.shape[0]`, "
             "and shapes with -1."
         )
-
-
-def _losses(model: keras.Model) -> list[Any]:
-    given = keras.tree.flatten(getattr(model, "loss", None))
-    return [keras.losses.get(each) for each in given if each is not None]
 
 
 def _is_known(part: Any) -> bool:
     if isinstance(part, _UNKNOWN) or part in _UNKNOWN_FUNCTIONS:
         return False
     return keras_models.is_of_keras(part)
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - 3
-    return ", ".join(names[:3]) + (f" or {more} more" if more > 0 else "")
 
 
 def warn_of_unknown_values(step: Step, key: str, what: str) -> None:
@@ -140,7 +133,14 @@ def warn_of_plain_variables(step: Step) -> None:
             _warn_of(variable, writes[0], step)
     for weight, writes in _written_by_value(step):
         if not _is_right(state.backing(weight), writes, step):
-            _warn_of_value(weight, writes[0], step)
+            name = state.name_of(weight)
+            step.warn_once(
+                f"value of {name}",
+                f"a step writes {name} by methods of its `value`, so each "
+                "replica writes a value of its own samples. Call `assign`, "
+                "`assign_add` or `assign_sub` of the variable itself.",
+                writes[0],
+            )
 
 
 def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
@@ -206,6 +206,8 @@ def _is_right(
     alone = len(tf.distribute.get_strategy().devices) == 1
     if step.model is None:  # a loop, where the user's values may differ
         draws = any(write.type.startswith("Rng") for write in writes)
+        if state.is_sum(variable):
+            return all(late_writes.adds(write, variable) for write in writes)
         if isinstance(variable, tf.distribute.DistributedValues):
             return not state.is_mirrored(variable) or not _come_apart(
                 writes[-1], step
@@ -244,6 +246,13 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
             "with another state. Draw by `keras.random` with a "
             "`keras.random.SeedGenerator`."
         )
+    elif step.model is None and state.is_sum(variable):
+        tell(
+            f"each replica sets its copy of {variable.name!r}, and reading it "
+            "adds up the copies of all, so a largest value or a moving average "
+            "counts once for each. Only add to it in a step, or keep what a "
+            "collective returns in a `keras.Variable`."
+        )
     elif has_copies and step.model is None:
         tell(
             f"each replica writes to {variable.name!r} what it has computed of "
@@ -266,15 +275,3 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
             "value. Make it a `keras.Variable(..., trainable=False)`, or use "
             "`self.add_weight` of a layer: both are kept as on one device."
         )
-
-
-def _warn_of_value(
-    weight: keras.Variable, write: tf.Operation, step: Step
-) -> None:
-    step.warn_once(
-        f"value of {state.name_of(weight)}",
-        f"a step writes {state.name_of(weight)} by methods of its `value`, so "
-        "each replica writes a value of its own samples. Call `assign`, "
-        "`assign_add` or `assign_sub` of the variable itself.",
-        write,
-    )

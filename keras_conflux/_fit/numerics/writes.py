@@ -126,7 +126,12 @@ class Writes(Exit):
             )
         if self.step.turns is not None and not self._is_of_package:
             return self._of_all_turns(variable, value)
-        if not comes_together or self._needs_no_exchange(variable):
+        if (
+            not comes_together
+            or self._is_of_package
+            or replica_collectives().count == 1
+            or id(variable) in self._own_statistics
+        ):
             return value
         return _exchanged(variable, value, self.step)
 
@@ -139,17 +144,6 @@ class Writes(Exit):
             self.step.kinds.mark_equal([mean])
             return mean
         return _exchanged(variable, value, self.step)
-
-    def _needs_no_exchange(self, variable: keras.Variable) -> bool:
-        """Whether a variable is set to a replica's own value, whatever that is.
-
-        It is a statistic of its own samples then, or set by the package.
-        """
-        return (
-            self._is_of_package
-            or replica_collectives().count == 1
-            or id(variable) in self._own_statistics
-        )
 
     def _note(self, variable: keras.Variable, value: Any) -> None:
         self._all.setdefault(id(variable), variable)
@@ -294,13 +288,16 @@ class Writes(Exit):
         totals = replica_collectives().all_reduce("sum", changes)
         for weight, old, total in zip(added, before, totals, strict=True):
             weight.assign(old + total)
-        _average(floats, fraction)
+        means = replica_collectives().weighted_sum(
+            [w.value for w in floats], fraction
+        )
         with tensorflow_tracing.of_rank():
             is_first = late_writes.has_first(self.step)
         firsts = replica_collectives().broadcast_of(
             [w.value for w in others], is_first
         )
-        for weight, value in zip(others, firsts, strict=True):
+        found = zip([*floats, *others], [*means, *firsts], strict=True)
+        for weight, value in found:
             weight.assign(value)
 
 
@@ -318,14 +315,6 @@ def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
     found = tf.ensure_shape(found, value.shape)
     step.kinds.mark_equal([found])
     return found
-
-
-def _average(weights: list[keras.Variable], fraction: tf.Tensor) -> None:
-    means = replica_collectives().weighted_sum(
-        [w.value for w in weights], fraction
-    )
-    for weight, mean in zip(weights, means, strict=True):
-        weight.assign(mean)
 
 
 def _warn_of_weight(step: Step, weight: keras.Variable) -> None:
