@@ -227,6 +227,7 @@ def _waited_for(
     call = DaemonCall(run)
     seconds = step_timeout() if seconds is None else seconds
     if not call.wait(seconds):
+        call.abandon()
         raise ProcessError(
             f"process {process_index()} has waited for {seconds:g} s for "
             "another process, which lives but has not come to the same place "

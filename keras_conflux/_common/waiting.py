@@ -3,6 +3,7 @@
 import atexit
 import contextvars
 import functools
+import gc
 import logging
 import math
 import os
@@ -16,8 +17,6 @@ from typing import TypeAlias
 DEFAULT_STEP_TIMEOUT = 1800.0
 """How many seconds a step may take, unless `CONFLUX_STEP_TIMEOUT` says
 otherwise."""
-
-
 _VARIABLE = "CONFLUX_STEP_TIMEOUT"
 
 
@@ -92,19 +91,21 @@ class DaemonCall:
         context = contextvars.copy_context()
         self._ended = run_in_daemon(functools.partial(context.run, run))
 
-    def wait(self, seconds: float | None = None) -> bool:
+    def wait(self, seconds: float = threading.TIMEOUT_MAX) -> bool:
         """Returns whether the call has ended, after some seconds at most."""
-        if seconds is not None:
-            seconds = min(seconds, threading.TIMEOUT_MAX)
-        return self._ended.wait(seconds)
+        try:
+            return self._ended.wait(min(seconds, threading.TIMEOUT_MAX))
+        except BaseException:  # an interrupt
+            self.abandon()
+            raise
 
     def abandon(self) -> None:
         """Marks the call as one that nobody waits for any more.
 
         If it still runs when Python ends, the process ends with status 1 and
-        without TensorFlow's own end, which would wait for its GPUs.
+        without TensorFlow's own end, which would wait for its GPUs, or abort.
         """
-        _abandoned.append(self)
+        _abandoned.append(self._ended)
 
     def result(self) -> Any:
         """Waits for the call, and returns its result or raises its error."""
@@ -114,15 +115,18 @@ class DaemonCall:
         return self._outcome["result"]
 
 
-_abandoned: list[DaemonCall] = []
+_abandoned: list[threading.Event] = []
 
 
 @atexit.register
 def _end_without_waiting() -> None:
     # Of the functions registered at exit, the latest runs first.
-    if all(call.wait(0) for call in _abandoned):
-        return
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+    if not all(ended.wait(1) for ended in _abandoned):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    # Iterators of TensorFlow that Python's own end deletes would wait for ever
+    # for a batch that Python draws. Tracebacks and cycles hold them.
+    vars(sys).update(last_exc=None, last_value=None, last_traceback=None)
+    gc.collect()

@@ -69,7 +69,13 @@ class StepWatchdog:
         try:
             ended = wait_while_all_processes_live(call, seconds)
         except KeyboardInterrupt:
-            self._end_after_interrupt(call, before)
+            try:  # else replicas would be left half-way
+                wait_while_all_processes_live(call, math.inf)
+            except KeyboardInterrupt:
+                raise StepAbandoned(
+                    f"{self.name}: interrupted twice, while a call was running,"
+                    f" which cannot be stopped. {self._who_waits(before)}"
+                ) from None
             raise
         if not ended:
             call.abandon()
@@ -86,17 +92,6 @@ class StepWatchdog:
     def counts(self) -> list[int]:
         """Returns how often each replica has ended."""
         return [int(count.numpy()) for count in self._ended]
-
-    def _end_after_interrupt(self, call: DaemonCall, before: list[int]) -> None:
-        """Waits for the call, so that replicas are not left half-way."""
-        try:
-            wait_while_all_processes_live(call, math.inf)
-        except KeyboardInterrupt:
-            call.abandon()
-            raise StepAbandoned(
-                f"{self.name}: interrupted twice, while a call was running, "
-                f"which cannot be stopped. {self._who_waits(before)}"
-            ) from None
 
     def _who_waits(self, before: list[int]) -> str:
         waiting = [
