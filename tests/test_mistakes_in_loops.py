@@ -201,7 +201,30 @@ def average(model, x):
     kc.allreduce("mean", model.non_trainable_weights, weight=len(x))
 
 
-@pytest.mark.parametrize("write", [write_own, run_normalized])
+def run_in_a_function(model, x):
+    tf.function(lambda: run_normalized(model, x))()
+
+
+def run_by_a_function(model, x):
+    tf.function(run_normalized)(model, x)
+
+
+def write_in_a_loop(model, x):
+    for _ in tf.range(3):
+        mean = tf.reduce_mean(x)
+        model.layers[1].moving_mean.assign_add(0.1 * mean * tf.ones(6))
+
+
+WRITES = [
+    write_own,
+    run_normalized,
+    run_in_a_function,
+    run_by_a_function,
+    write_in_a_loop,
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
 def test_copies_that_come_apart(write):
     model = kc.replicate(network(normalized=True), MANY)
     step = kc.withdevices(lambda x: write(model, x))
@@ -245,7 +268,13 @@ def add_and_reset(kept, x):
     kept.assign(2 * tf.reduce_sum(x) + kept - tf.reduce_sum(x))
 
 
-@pytest.mark.parametrize("write", [keep_largest, keep_last, move])
+def keep_largest_in_a_function(kept, x):
+    tf.function(lambda: keep_largest(kept, x))()
+
+
+@pytest.mark.parametrize(
+    "write", [keep_largest, keep_last, move, keep_largest_in_a_function]
+)
 def test_copies_that_do_not_add_up(write):
     metric = kc.replicate(Kept(write), MANY)
     step = kc.withdevices(lambda x: metric.update_state(x))
@@ -255,8 +284,13 @@ def test_copies_that_do_not_add_up(write):
     assert warned[0].filename == __file__
 
 
-def test_copies_that_add_up():
-    metric = kc.replicate(Kept(add_and_reset), MANY)
+def add_in_a_function(kept, x):
+    tf.function(lambda: add_and_reset(kept, x))()
+
+
+@pytest.mark.parametrize("write", [add_and_reset, add_in_a_function])
+def test_copies_that_add_up(write):
+    metric = kc.replicate(Kept(write), MANY)
     kc.withdevices(lambda x: metric.update_state(x))(kc.split(X, MANY))
     assert float(metric.result()) == pytest.approx(5 * X.sum(), rel=1e-4)
 
@@ -348,3 +382,40 @@ def test_arrays_in_place_of_batches():
         kc.split(X, Y)
     with pytest.raises(TypeError, match=r"write `losses\[0\]`"):
         sum([kc.split(X, MANY)], 0.0)
+
+
+def applied(way, reduce):
+    """Trains once, and applies gradients in a function inside of the step."""
+    model = network()
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    kc.replicate((model, optimizer), MANY)
+    steps = kc.replicate(keras.metrics.Sum(), MANY)
+
+    def apply(gradients):
+        optimizer.apply(gradients, model.trainable_variables)
+        steps.update_state(1)
+
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            dropped = keras.random.dropout(model(x), 0.5)
+            loss = tf.reduce_mean(dropped**2)
+        return reduce(tape.gradient(loss, model.trainable_variables), x)
+
+    def in_one(x):
+        tf.function(lambda: apply(gradients(x)))()
+
+    def in_two(x):
+        tf.function(apply)(gradients(x))
+
+    kc.withdevices({"one": in_one, "two": in_two}[way])(kc.split(X, MANY))
+    return model
+
+
+@pytest.mark.parametrize("way", ["one", "two"])
+def test_gradients_that_a_function_applies(way):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
+        assert kc.in_sync(applied(way, weighted))
+    with pytest.warns(kc.ConfluxWarning, match="replicas|replica writes"):
+        applied(way, lambda gradients, x: gradients)

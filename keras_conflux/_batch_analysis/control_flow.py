@@ -159,10 +159,7 @@ def _of_body(
 ) -> list[Kind] | None:
     if body is None or len(body.inputs) != len(inputs):
         return None
-    known = {
-        placeholder.name: kind
-        for placeholder, kind in zip(body.inputs, inputs, strict=True)
-    }
+    known = {x.name: k for x, k in zip(body.inputs, inputs, strict=True)}
     written: dict[str, Kind] = {}
     for inner in body.get_operations():
         if inner.type == "Placeholder":

@@ -35,11 +35,7 @@ def _axis(operation: tf.Operation, inputs: list[Kind]) -> int | None:
     """
     output = operation.outputs[0]
     given = list(zip(operation.inputs, inputs, strict=True))
-    axes = {
-        aligned(tensor, kind, output)
-        for tensor, kind in given
-        if kind.role is Role.ROWS
-    }
+    axes = {aligned(x, k, output) for x, k in given if k.role is Role.ROWS}
     axis = axes.pop() if len(axes) == 1 else None
     if axis is None or not all(
         kind.role is Role.ROWS or has_one_entry(tensor, output, axis)

@@ -179,10 +179,7 @@ def one_of_rows(one: Kind, other: Kind) -> Kind:
 def combined(kinds: list[Kind], axis: int) -> Kind:
     """Returns the kind of rows that take one row of each input."""
     first = kinds[0]
-    if any(
-        kind.depends_on_other_samples or not _alike(kind, first)
-        for kind in kinds
-    ):
+    if any(x.depends_on_other_samples or not _alike(x, first) for x in kinds):
         return mixed_rows(kinds, axis)
     entries = _entries_of(kinds)
     return dataclasses.replace(first, axis=axis, entries=entries)

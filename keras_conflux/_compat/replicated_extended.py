@@ -152,10 +152,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
             return cross_device.kept(
                 super()._batch_reduce_to, reduce_op, pairs, options
             )
-        return [
-            self._reduce_to(reduce_op, value, to, options)
-            for value, to in pairs
-        ]
+        return [self._reduce_to(reduce_op, x, to, options) for x, to in pairs]
 
     def _gather_to_implementation(
         self, value: Any, destinations: Any, axis: int, options: Any

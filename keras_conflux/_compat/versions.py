@@ -73,11 +73,7 @@ def misfits(extensions: Mapping[str, Iterable[ListedName]]) -> dict[str, str]:
 def _wrong(names: Iterable[ListedName]) -> list[str]:
     keras, tensorflow = map(version_numbers, _versions())
     versions = {"keras": keras, "tensorflow": tensorflow}
-    return [
-        problem
-        for name in names
-        for problem in problems([name], versions[name.library])
-    ]
+    return [y for x in names for y in problems([x], versions[x.library])]
 
 
 def untested() -> str | None:

@@ -75,10 +75,8 @@ def function_named(graph: Any, name: str) -> Any:
 
 def graphs_of(operation: tf.Operation) -> list[Any]:
     """Returns the graphs that an operation runs, as both of a branch."""
-    return [
-        function_named(operation.graph, name)
-        for name in functions_of(operation)
-    ]
+    graph = operation.graph
+    return [function_named(graph, name) for name in functions_of(operation)]
 
 
 def operations_of(graph: Any) -> list[tf.Operation]:

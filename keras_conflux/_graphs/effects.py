@@ -4,12 +4,14 @@ import enum
 import functools
 import itertools
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from keras_conflux._graphs import bodies
+from keras_conflux._graphs import resources
 
 
 class Effect(enum.Flag):
@@ -114,6 +116,24 @@ def ordered_by(operation: tf.Operation) -> list[tf.Tensor]:
     """Returns the resources by which TensorFlow orders an operation."""
     find = auto_control_deps_utils.get_read_write_resource_inputs
     return [*find(operation)[1]]
+
+
+def writes_within(
+    operation: tf.Operation, handle: Any, callers: dict[Any, tf.Operation]
+) -> Iterator[tf.Operation]:
+    """Yields what writes a resource: an operation, or others that it runs.
+
+    The callers get, by each graph inside, the operation that runs it.
+    """
+    graphs = bodies.graphs_of(operation)
+    if not graphs:
+        yield operation
+    for body in filter(None, graphs):
+        callers[body] = operation
+        for outermost, uses in resources.uses_of_resources(body):
+            for use in uses if outermost is handle else ():
+                if changes(use, handle, body):
+                    yield from writes_within(use, handle, callers)
 
 
 def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:

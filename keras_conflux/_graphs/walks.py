@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 from typing import TypeVar
 
@@ -60,15 +61,21 @@ def flows_past(
     tensors: Iterable[tf.Tensor],
     sources: Iterable[Any],
     stops: Callable[[tf.Operation], bool],
+    callers: Mapping[Any, tf.Operation],
 ) -> bool:
     """Whether values of sources reach tensors past operations that stop them.
 
-    Nothing flows through shapes.
+    Nothing flows through shapes. The callers run the graphs of tensors.
     """
     ends = {id(source) for source in sources}
 
     def feeding(tensor: tf.Tensor) -> list[tf.Tensor]:
         made = made_of(tensor)
+        graph: Any = None if bodies.is_eager(tensor) else tensor.graph
+        if not made and graph in callers:
+            given = callers[graph].inputs[-len(graph.inputs) :]  # no condition
+            pairs = zip(graph.inputs, given, strict=True)
+            return [outside for inside, outside in pairs if inside is tensor]
         if made and tensor.op.type == "IdentityN":
             return [made[tensor.value_index]]
         is_shape = made and tensor.op.type in ("Shape", "ShapeN", "Size")

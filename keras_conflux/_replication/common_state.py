@@ -99,11 +99,7 @@ def _others(model: keras.Model) -> list[Any]:
     by_step = _compared_too.get(model, {})
     noted = [x for each in by_step.values() for x in each]
     written = {id(variable) for variable, is_written in noted if is_written}
-    return [
-        variable
-        for variable, _ in noted
-        if id(variable) not in written and _holds_numbers(variable)
-    ]
+    return [v for v, _ in noted if id(v) not in written and _holds_numbers(v)]
 
 
 def agree_on_assigned(

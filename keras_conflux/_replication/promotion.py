@@ -178,11 +178,7 @@ def _promote_all(
 def _to_promote(owners: Sequence[Any]) -> list[tuple[keras.Variable, bool]]:
     """Returns variables that have no copies, and whether these are summed."""
     # Between updates each replica accumulates the gradient of its samples.
-    summed = {
-        id(variable)
-        for owner in owners
-        for variable in keras_models.accumulators(owner)
-    }
+    summed = {id(v) for x in owners for v in keras_models.accumulators(x)}
     return [
         (variable, key in summed)
         for key, variable in state.state_of(owners).items()

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -200,9 +201,14 @@ class UserReductions(Part):
         """Returns the operations that make it."""
         return operations_of(self._leaves)
 
-    def are_missing(self, tensors: Sequence[Any]) -> bool:
+    def are_missing(
+        self,
+        tensors: Sequence[Any],
+        callers: Mapping[Any, tf.Operation] | None = None,
+    ) -> bool:
         """Whether a replica's own values reach tensors past all collectives."""
-        return walks.flows_past(_symbolic(tensors), self.own, waits)
+        found = _symbolic(tensors)
+        return walks.flows_past(found, self.own, waits, callers or {})
 
 
 def operations_of(leaves: list[Any]) -> list[tf.Operation]:

@@ -101,10 +101,7 @@ class GatheredRows:
             return self.blocks[0].own(gathered)
         lengths = [block.total for block in self.blocks]
         parts = tf.split(gathered, lengths, self._axis)
-        mine = [
-            block.own(part)
-            for block, part in zip(self.blocks, parts, strict=True)
-        ]
+        mine = [x.own(y) for x, y in zip(self.blocks, parts, strict=True)]
         return tf.ensure_shape(tf.concat(mine, self._axis), self._shape)
 
 

@@ -129,9 +129,11 @@ class Gradients(Exit):
         reductions = UserReductions.of(self.step)
         known = {*map(id, reductions.operations())}
         local = [i for i, g in enumerate(grads) if reductions.are_missing([g])]
-        made_by = walks.walked(operations_of(grads), walks.before)
-        if not local and any(
-            id(x) in known or is_collective(x) for x in made_by
+        found = operations_of(grads)
+        made_by = walks.walked(found, walks.before)
+        if not local and (
+            any(id(x) in known or is_collective(x) for x in made_by)
+            or all(x.type == "Placeholder" for x in found)  # writes will tell
         ):
             return
         some = len(local) < sum(g is not None for g in grads)

@@ -177,9 +177,11 @@ def adds(write: tf.Operation, variable: Any) -> bool:
     known = tf.get_static_value(value)
     if known is not None:
         return not known.any()
-    while value.op.type in (*SUMS, "Identity", "Cast"):
-        terms = [x for x in value.op.inputs if is_computed_from(x, variable)]
-        if len(terms) != 1:
-            return False
-        value = terms[0]
+    with write.graph.as_default():
+        while value.op.type in (*SUMS, "Identity", "Cast"):
+            given = value.op.inputs
+            terms = [x for x in given if is_computed_from(x, variable)]
+            if len(terms) != 1:
+                return False
+            value = terms[0]
     return value.op.type == "ReadVariableOp"

@@ -263,11 +263,7 @@ def _through_reductions(
     found = derivation_of(target, step.kinds, made=mixed)
     known = reduced_by_role(found.sources, step)
     everywhere = recomputed(found, known, step)
-    entries = {
-        key: entry
-        for key, entry in found.sources.items()
-        if entry.dtype.is_floating
-    }
+    entries = {k: x for k, x in found.sources.items() if x.dtype.is_floating}
     keys = [
         key
         for key, entry in entries.items()

@@ -1,6 +1,7 @@
 """Warns of values that replicas cannot make equal to one device's."""
 
 import functools
+import itertools
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,6 @@ from keras_conflux._compat.tensorflow_internals import is_own_variable
 from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.numerics import late_writes
 from keras_conflux._fit.numerics.writes import Writes
-from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
@@ -154,11 +154,7 @@ def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
         if id(handle) not in known and not is_own_variable(handle)
     ]
     variables = resources.variables_behind([each for each, _ in found])
-    return [
-        (variables[id(handle)], writes)
-        for handle, writes in found
-        if id(handle) in variables
-    ]
+    return [(variables[id(x)], y) for x, y in found if id(x) in variables]
 
 
 def _written_by_value(
@@ -185,11 +181,7 @@ def _written_by_value(
 
 def _by_handle(variables: Iterable[keras.Variable]) -> dict[int, Any]:
     """Returns variables by the ids of the handles of their copies."""
-    return {
-        id(copy.handle): variable
-        for variable in variables
-        for copy in state.copies(variable)
-    }
+    return {id(x.handle): v for v in variables for x in state.copies(v)}
 
 
 def _writes(step: Step) -> Iterator[tuple[Any, list[tf.Operation]]]:
@@ -204,15 +196,8 @@ def _is_right(
 ) -> bool:
     """Whether each replica has a copy, and all write the same to it."""
     alone = len(tf.distribute.get_strategy().devices) == 1
-    if step.model is None:  # a loop, where the user's values may differ
-        draws = any(write.type.startswith("Rng") for write in writes)
-        if state.is_sum(variable):
-            return all(late_writes.adds(write, variable) for write in writes)
-        if isinstance(variable, tf.distribute.DistributedValues):
-            return not state.is_mirrored(variable) or not _come_apart(
-                writes[-1], step
-            )
-        return alone or draws
+    if step.model is None:
+        return _is_right_in_loop(variable, writes, step, alone)
     if step.kinds.is_blind:
         return is_replicated(variable)  # an optimizer's, as far as one can see
     given = [x for write in writes for x in write.inputs]
@@ -221,13 +206,23 @@ def _is_right(
     )
 
 
-def _come_apart(write: tf.Operation, step: Step) -> bool:
-    """Whether replicas of a loop write values that no collective has made."""
-    if bodies.graphs_of(write) or "local gradients" in step.warned:
-        return False
-    return UserReductions.of(step).are_missing(
-        [x for x in write.inputs if x.dtype != tf.resource]
-    )
+def _is_right_in_loop(
+    variable: tf.Variable, writes: list[tf.Operation], step: Step, alone: bool
+) -> bool:
+    """Whether a user's step writes what may differ, or what does not."""
+    callers: dict[Any, tf.Operation] = {}
+    handle = state.own_copy(variable).handle
+    within = (effects.writes_within(x, handle, callers) for x in writes)
+    found = [*itertools.chain.from_iterable(within)]
+    if state.is_sum(variable):
+        return all(late_writes.adds(write, variable) for write in found)
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        return alone or any(x.type.startswith("Rng") for x in found)
+    if not state.is_mirrored(variable) or "local gradients" in step.warned:
+        return True
+    given = [x for write in found[-1:] for x in write.inputs]
+    values = [x for x in given if x.dtype != tf.resource]
+    return not UserReductions.of(step).are_missing(values, callers)
 
 
 def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
