@@ -23,7 +23,10 @@ class GraphProgram(StepPrograms):
 
     def __call__(self, batches: Iterable[Batch]) -> Tree:
         """Runs a step per batch and returns the last one's result."""
-        return [self._run(batch) for batch in batches][-1]
+        result = None
+        for batch in batches:
+            result = self._run(batch)
+        return result
 
     def _run(self, batch: Batch) -> Tree:
         trace = functools.partial(self._trace, batch)

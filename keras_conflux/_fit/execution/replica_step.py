@@ -181,8 +181,8 @@ class ReplicaStep:
             self._warned.add("merged")
             warn(
                 f"{self.name}: a batch has fewer samples than there are "
-                "replicas. TensorFlow's `merge_call` and `all_gather` count a "
-                "copy of one for each replica without samples. Write "
+                "replicas. The others run on a copy of a sample, which "
+                "TensorFlow's `merge_call` and `all_gather` count. Write "
                 "`keras_conflux.allreduce` or `keras_conflux.allgather`."
             )
 

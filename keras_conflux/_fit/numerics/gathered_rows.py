@@ -132,10 +132,7 @@ def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
     if not sources:
         return []
     kinds = [step.kinds.of(source) for source in sources]
-    found = [
-        GatheredRows(source, kind)
-        for source, kind in zip(sources, kinds, strict=True)
-    ]
+    found = [GatheredRows(x, k) for x, k in zip(sources, kinds, strict=True)]
     blocks_of_all = [block for rows in found for block in rows.blocks]
     if step.in_xla and not all(kind.regular for kind in kinds):
         names = [
