@@ -114,13 +114,8 @@ class ReplicaCollectives:
                     chosen = tf.identity(leaf if is_root else nothing)
             mine.append(chosen)
         copies = self._reduce_each(SUM, mine)
-        return trees.refill(
-            tree,
-            [
-                tf.cast(c, leaf.dtype)
-                for c, leaf in zip(copies, leaves, strict=True)
-            ],
-        )
+        pairs = zip(copies, leaves, strict=True)
+        return trees.refill(tree, [tf.cast(x, y.dtype) for x, y in pairs])
 
     def scattered(
         self,

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -77,6 +78,14 @@ def graphs_of(operation: tf.Operation) -> list[Any]:
     """Returns the graphs that an operation runs, as both of a branch."""
     graph = operation.graph
     return [function_named(graph, name) for name in functions_of(operation)]
+
+
+def arguments(
+    operation: tf.Operation, body: Any
+) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+    """Pairs the inputs of a graph with those of the operation that runs it."""
+    given = operation.inputs[-len(body.inputs) :]  # without a condition
+    return zip(body.inputs, given, strict=False)
 
 
 def operations_of(graph: Any) -> list[tf.Operation]:

@@ -11,7 +11,6 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from keras_conflux._graphs import bodies
-from keras_conflux._graphs import resources
 
 
 class Effect(enum.Flag):
@@ -119,21 +118,22 @@ def ordered_by(operation: tf.Operation) -> list[tf.Tensor]:
 
 
 def writes_within(
-    operation: tf.Operation, handle: Any, callers: dict[Any, tf.Operation]
+    operation: tf.Operation, handle: tf.Tensor, callers: dict[Any, tf.Operation]
 ) -> Iterator[tf.Operation]:
     """Yields what writes a resource: an operation, or others that it runs.
 
-    The callers get, by each graph inside, the operation that runs it.
+    The operation's graph knows it by the handle. The callers get, by each graph
+    inside, the operation that runs it.
     """
     graphs = bodies.graphs_of(operation)
     if not graphs:
         yield operation
     for body in filter(None, graphs):
         callers[body] = operation
-        for outermost, uses in resources.uses_of_resources(body):
-            for use in uses if outermost is handle else ():
-                if changes(use, handle, body):
-                    yield from writes_within(use, handle, callers)
+        for inside, outside in bodies.arguments(operation, body):
+            for use in inside.consumers() if outside is handle else ():
+                if any(tensor is inside for tensor in ordered_by(use)):
+                    yield from writes_within(use, inside, callers)
 
 
 def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:

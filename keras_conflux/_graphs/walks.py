@@ -73,9 +73,8 @@ def flows_past(
         made = made_of(tensor)
         graph: Any = None if bodies.is_eager(tensor) else tensor.graph
         if not made and graph in callers:
-            given = callers[graph].inputs[-len(graph.inputs) :]  # no condition
-            pairs = zip(graph.inputs, given, strict=True)
-            return [outside for inside, outside in pairs if inside is tensor]
+            given = bodies.arguments(callers[graph], graph)
+            return [outside for inside, outside in given if inside is tensor]
         if made and tensor.op.type == "IdentityN":
             return [made[tensor.value_index]]
         is_shape = made and tensor.op.type in ("Shape", "ShapeN", "Size")

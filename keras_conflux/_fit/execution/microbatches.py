@@ -192,19 +192,13 @@ class _Even:
         self._stacked = [_stacked(leaf, count) for leaf in leaves]
         shapes = compiled.shapes
         if shapes is not None:
-            shapes = [
-                [shape[0] // count, *shape[1:]] if len(shape) else shape
-                for shape in shapes
-            ]
+            shapes = [[x[0] // count, *x[1:]] if len(x) else x for x in shapes]
         self.compiled = CompiledStep(shapes, compiled.rank)
         self.signature = [tf.TensorSpec([], tf.int32)]
 
     def __call__(self, number: tf.Tensor) -> list[tf.Tensor]:
         """Returns the arguments of a turn."""
-        own = [
-            leaf[number] if is_stacked else leaf
-            for leaf, is_stacked in self._stacked
-        ]
+        own = [x[number] if stacked else x for x, stacked in self._stacked]
         return [*own, self._first + tf.cast(number, tf.int32)]
 
     def known_from(self, numbers: Sequence[tf.Tensor]) -> tuple:

@@ -169,7 +169,7 @@ def is_computed_from(value: Any, variable: keras.Variable) -> bool:
     return walks.depends_on([value.op], reads)
 
 
-def adds(write: tf.Operation, variable: Any) -> bool:
+def adds(write: tf.Operation) -> bool:
     """Whether a write, as far as it shows, adds to a copy or makes it zero."""
     if write.type != "AssignVariableOp":
         return True
@@ -177,11 +177,12 @@ def adds(write: tf.Operation, variable: Any) -> bool:
     known = tf.get_static_value(value)
     if known is not None:
         return not known.any()
-    with write.graph.as_default():
-        while value.op.type in (*SUMS, "Identity", "Cast"):
-            given = value.op.inputs
-            terms = [x for x in given if is_computed_from(x, variable)]
-            if len(terms) != 1:
-                return False
-            value = terms[0]
+    uses = write.inputs[0].consumers()
+    reads = [x for x in uses if x.type == "ReadVariableOp"]
+    while value.op.type in (*SUMS, "Identity", "Cast"):
+        given = value.op.inputs
+        terms = [x for x in given if walks.depends_on([x.op], reads)]
+        if len(terms) != 1:
+            return False
+        value = terms[0]
     return value.op.type == "ReadVariableOp"

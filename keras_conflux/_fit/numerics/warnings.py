@@ -211,11 +211,11 @@ def _is_right_in_loop(
 ) -> bool:
     """Whether a user's step writes what may differ, or what does not."""
     callers: dict[Any, tf.Operation] = {}
-    handle = state.own_copy(variable).handle
+    handle = step.graph.capture(state.own_copy(variable).handle)
     within = (effects.writes_within(x, handle, callers) for x in writes)
     found = [*itertools.chain.from_iterable(within)]
     if state.is_sum(variable):
-        return all(late_writes.adds(write, variable) for write in found)
+        return all(map(late_writes.adds, found))
     if not isinstance(variable, tf.distribute.DistributedValues):
         return alone or any(x.type.startswith("Rng") for x in found)
     if not state.is_mirrored(variable) or "local gradients" in step.warned:
