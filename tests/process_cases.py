@@ -453,6 +453,12 @@ def in_sync_sees_other_processes(directory):
     assert not kc.in_sync(model)
     kc.synchronize(model, root=0)
     kc.assert_in_sync(model)
+    with kc.replicate().scope():
+        average = tf.Variable(1.0)
+    average.values[-1].assign(kc.process_index())
+    assert not kc.in_sync([average])
+    kc.synchronize([average], root=0)
+    kc.assert_in_sync([average])
 
 
 def collectives_mean_all_replicas(directory):

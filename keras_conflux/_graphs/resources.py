@@ -43,10 +43,7 @@ def uses_of_resources(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
     """Yields resources, as known outside of all graphs, and who uses them."""
     for placeholder in list(getattr(graph, "internal_captures", ())):
         if placeholder.dtype == tf.resource:
-            yield (
-                bodies.outermost(placeholder, graph),
-                placeholder.consumers(),
-            )
+            yield bodies.outermost(placeholder, graph), placeholder.consumers()
 
 
 def variables_behind(handles: Collection[Any]) -> dict[int, Any]:

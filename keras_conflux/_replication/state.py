@@ -61,7 +61,7 @@ def variables_of(
     The owners are its `stateful_objects`, where they are known already.
     """
     leaves = trees.flatten(target)
-    found = {id(x): x for x in leaves if isinstance(x, keras.Variable)}
+    found = {id(x): x for x in leaves if _is_variable(x)}
     found |= state_of(stateful_objects(target) if owners is None else owners)
     return list(found.values())
 
@@ -97,13 +97,19 @@ def adopt(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
     _adopted.setdefault(model, []).extend(variables)
 
 
+def _is_variable(leaf: Any) -> bool:
+    """Whether it is a variable of Keras', or a TensorFlow's with copies."""
+    return isinstance(leaf, keras.Variable) or is_replicated(leaf)
+
+
 def assert_known(target: Any, call: str) -> None:
-    """Raises if something in a tree is no Keras object with variables."""
+    """Raises if a leaf of a tree neither has variables nor is one."""
     for path, leaf in trees.with_paths(target):
-        if not isinstance(leaf, STATEFUL | keras.Variable):
+        if not isinstance(leaf, STATEFUL) and not _is_variable(leaf):
             raise TypeError(
                 f"`{call}` takes Keras models, layers, optimizers, metrics and "
-                f"variables, or a tree of them. Received: {path} is a "
+                "variables, `tf.Variable`s made in `keras_conflux.replicate()"
+                f".scope()`, or a tree of them. Received: {path} is a "
                 f"{type(leaf).__name__}."
             )
 
@@ -153,7 +159,7 @@ def name_of(variable: Any) -> str:
 def replicated_by(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
     """Returns the strategy of the first replicated one of the variables."""
     for variable in variables:
-        value = keras_variables.backing(variable)
+        value = backing(variable)
         if is_replicated(value):
             return value.distribute_strategy
     return None
@@ -163,7 +169,7 @@ def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
     """Returns the one strategy that replicates variables, if any."""
     found: ReplicatedStrategy | None = None
     for variable in variables:
-        value = keras_variables.backing(variable)
+        value = backing(variable)
         if not isinstance(value, tf.distribute.DistributedValues):
             continue
         strategy = value.distribute_strategy

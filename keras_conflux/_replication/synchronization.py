@@ -18,7 +18,6 @@ from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._communication.buckets import neighbours
-from keras_conflux._compat import keras_variables
 from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._replication import state
 from keras_conflux._replication.across_processes import run_everywhere
@@ -76,15 +75,11 @@ def _copy_to_all(
 ) -> None:
     """Copies the variables of one replica to the replicas of all processes."""
     arguments.assert_root(root, strategy.communicator.size)
-    replicated = [
-        v for v in variables if is_replicated(keras_variables.backing(v))
-    ]
+    replicated = [v for v in variables if is_replicated(state.backing(v))]
     name = f"synchronize of {len(replicated)} variables"
-    described = [
-        (state.name_of(v), tuple(v.shape), v.dtype) for v in replicated
-    ]
+    listed = [(state.name_of(v), tuple(v.shape), v.dtype) for v in replicated]
     with errors_reported_to_all(name):
-        assert_same_place(f"{name}: {described}")
+        assert_same_place(f"{name}: {listed}")
         for group in neighbours(replicated, trees.bytes_of, BYTES_AT_ONCE):
             _copy_group(group, strategy, root, name)
 
@@ -153,7 +148,7 @@ def in_sync(target: Any) -> bool:
         assert not kc.in_sync(kc.Replicas([1.0, 2.0], devices=2))
         ```
     """
-    return _first_difference(target) is None
+    return _first_difference(target, "in_sync") is None
 
 
 def assert_in_sync(target: Any) -> None:
@@ -182,15 +177,15 @@ def assert_in_sync(target: Any) -> None:
             print(error)  # [0] differs between ..., by up to 0.5.
         ```
     """
-    difference = _first_difference(target)
+    difference = _first_difference(target, "assert_in_sync")
     if difference is not None:
         raise ReplicaMismatchError(difference)
 
 
-def _first_difference(target: Any) -> str | None:
+def _first_difference(target: Any, call: str) -> str | None:
     if isinstance(target, Replicas):
         return _first_difference_of_trees(target)
-    found = _mirrored(target, "in_sync")
+    found = _mirrored(target, call)
     difference = _difference(
         (state.name_of(x), [copy.numpy() for copy in state.copies(x)])
         for x in found
@@ -227,9 +222,7 @@ def _first_difference_anywhere(
 
 
 def _first_difference_of_trees(replicas: Replicas[Any]) -> str | None:
-    tensors = [
-        trees.map_leaves(tf.convert_to_tensor, tree) for tree in replicas
-    ]
+    tensors = [trees.map_leaves(tf.convert_to_tensor, x) for x in replicas]
     try:
         trees.assert_alike(dict(enumerate(tensors)), "assert_in_sync")
     except ReplicaMismatchError as error:

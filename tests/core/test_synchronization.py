@@ -36,11 +36,33 @@ def test_whatever_is_compared_is_looked_at():
     weights = model.trainable_variables, model.non_trainable_variables
     for target in (model, [model], weights, {"w": model.weights}, variable):
         assert kc.in_sync(target) == (MANY == 1)
-    for target in (5, "x", variable.value, [variable.value]):
-        with pytest.raises(TypeError, match="`in_sync` takes Keras models"):
-            kc.in_sync(target)
+    for call in (kc.in_sync, kc.assert_in_sync, kc.synchronize):
+        message = f"`{call.__name__}` takes Keras models"
+        for target in (5, "x", tf.ones(2), [tf.Variable(1.0)]):
+            with pytest.raises(TypeError, match=message):
+                call(target)
     kc.synchronize({"weights": weights})
     assert kc.in_sync(model)
+
+
+@several
+def test_mirrored_variables_of_tensorflow_are_compared():
+    strategy = kc.replicate(devices=MANY)
+    on_read = tf.VariableSynchronization.ON_READ
+    with strategy.scope():
+        mirrored = tf.Variable([1.0, 2.0], name="average")
+        added = tf.Variable(0, synchronization=on_read)
+    tree = {"variables": [mirrored, added], "model": kc.replicate(dense())}
+    state.copies(added)[-1].assign(5)
+    kc.assert_in_sync(tree)
+    state.copies(mirrored)[-1].assign([1.0, 2.5])
+    assert not kc.in_sync(tree)
+    message = f"average.* differs between replica 0 and replica {MANY - 1}, by"
+    with pytest.raises(kc.ReplicaMismatchError, match=message):
+        kc.assert_in_sync(mirrored)
+    kc.synchronize(tree, root=MANY - 1)
+    kc.assert_in_sync(tree)
+    np.testing.assert_array_equal(mirrored, [1.0, 2.5])
 
 
 @pytest.mark.long
