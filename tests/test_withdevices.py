@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
+from conftest import ON_GPU
 from conftest import several
 from models import assert_same_training
 from models import dense
@@ -261,6 +262,33 @@ def test_an_error_while_running_leaves_the_next_call_sound():
             run(wrong)
         assert f"replica {MANY - 1} " in caught.value.__notes__[-1]
         assert float(run(fine)[0]) == MANY
+
+
+@several
+@pytest.mark.skipif(ON_GPU, reason="oneDNN is of CPU devices")
+def test_an_error_without_samples_names_onednn():
+    """Whatever TensorFlow says, as oneDNN does not fail everywhere."""
+
+    @kc.withdevices
+    def run(x, limit, rate):
+        tf.debugging.assert_positive(len(x["rows"]))
+        tf.debugging.assert_less(x["rows"], limit)
+        return rate
+
+    def notes(rows, limit):
+        batch = {"rows": np.ones(rows, "float32")}
+        rates = kc.Replicas([0.1] * MANY, MANY)
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            run(kc.split(batch, MANY), limit, rates)
+        return " ".join(caught.value.__notes__)
+
+    said = notes(MANY - 1, 5.0)
+    assert f"Replica {MANY - 1} ({DEVICES[MANY - 1]}) has no samples" in said
+    assert "`TF_ENABLE_ONEDNN_OPTS=0`" in said
+    assert "drop_remainder=True" in said
+    said = notes(MANY, 0.5)
+    assert "Raised in replica" in said
+    assert "no samples" not in said
 
 
 @several

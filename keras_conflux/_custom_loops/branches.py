@@ -64,10 +64,8 @@ class _Walk:
             if operation.type == "Placeholder":
                 continue
             outputs = self._outputs(operation, inputs)
-            for tensor, is_equal in zip(
-                operation.outputs, outputs, strict=False
-            ):
-                equal[id(tensor)] = is_equal
+            for tensor, same in zip(operation.outputs, outputs, strict=False):
+                equal[id(tensor)] = same
         return equal
 
     def _outputs(
@@ -91,9 +89,7 @@ class _Walk:
         if kind in bodies.BRANCHES | bodies.CASES:
             condition, *inputs = inputs
             found = [self._of_body(body, inputs) for body in inside]
-            outputs = [
-                condition and all(each) for each in zip(*found, strict=True)
-            ]
+            outputs = [condition and all(x) for x in zip(*found, strict=True)]
         else:
             condition, outputs = self._of_loop(operation, inputs)
         if not condition and _runs_collectives(operation):

@@ -83,9 +83,7 @@ class Given:
 
     def __init__(self, arguments: Tree) -> None:
         self._arguments = arguments
-        self._leaves = [
-            as_replicas(leaf) for leaf in keras.tree.flatten(arguments)
-        ]
+        self._leaves = [*map(as_replicas, keras.tree.flatten(arguments))]
         self.split = [x for x in self._leaves if isinstance(x, Replicas)]
         """The arguments that give each replica a part."""
 
@@ -128,6 +126,17 @@ class Given:
     def is_uneven(self) -> bool:
         """Whether something is said to be of batches of different sizes."""
         return any(leaf.is_uneven for leaf in self.split)
+
+    @property
+    def empty(self) -> list[int]:
+        """The indices of replicas with parts that have no samples."""
+        return [
+            index
+            for index, parts in enumerate(zip(*self.split, strict=True))
+            if any(
+                0 in getattr(x, "shape", ())[:1] for x in trees.flatten(parts)
+            )
+        ]
 
     def warn_of_mean(self, name: str, is_weighted: bool) -> bool:
         """Warns of a mean over uneven parts, and tells if it has."""
@@ -212,9 +221,9 @@ def are_tensors(tree: Tree) -> bool:
 
 def rows_of(tree: Tree) -> int:
     """Returns the largest length of an array's first axis, else 0."""
-    arrays = [
-        leaf
+    sizes = [
+        int(leaf.shape[0] or 0)
         for leaf in trees.flatten(tree)
         if isinstance(leaf, _ARRAYS) and len(leaf.shape)
     ]
-    return max((int(leaf.shape[0] or 0) for leaf in arrays), default=0)
+    return max(sizes, default=0)

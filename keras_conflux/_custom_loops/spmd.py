@@ -240,10 +240,8 @@ class _Compiled:
         self._counts_alike = self._passes = self._has_warned = False
         self._weights: dict[int, tuple[Any, ...]] = {}
         self._watchdog = StepWatchdog(strategy.devices, self._name)
-        is_alone = strategy.communicator.size == 1
-        self._leaves_out = (
-            Grappler.NOTHING if is_alone else Grappler.OTHER_ORDERS
-        )
+        alone = strategy.communicator.size == 1
+        self._leaves_out = Grappler.NOTHING if alone else Grappler.OTHER_ORDERS
         warned: set[str] = set()
         begin = tf.autograph.experimental.do_not_convert(self._begin)
         fail = tf.autograph.experimental.do_not_convert(self._fail)
@@ -293,10 +291,8 @@ class _Compiled:
         self._failed.clear()
         communicator = self._strategy.communicator
         if self._warns_of_unsplit and signature not in self._traced:
-            has_warned = warn_if_unsplit(
-                self._name, communicator.size, arguments
-            )
-            self._warns_of_unsplit = not has_warned
+            warned = warn_if_unsplit(self._name, communicator.size, arguments)
+            self._warns_of_unsplit = not warned
         try:
             with (
                 errors_reported_to_all(self._name),
@@ -309,7 +305,7 @@ class _Compiled:
                 outputs = self._run(signature, parts, given.kinds)
                 promotion.give_back_seed()
         except BaseException as error:
-            raise self._explain(error) from None
+            raise self._explain(error, given.empty) from None
         alike = self._counts_alike or self._weighs_alike
         if (alike or self._passes) and not self._has_warned:
             self._has_warned = given.warn_of_mean(self._name, not alike)
@@ -407,7 +403,7 @@ class _Compiled:
         if not self._failed and not tensorflow_internals.is_cancellation(error):
             self._failed.append((index, error))
 
-    def _explain(self, error: BaseException) -> BaseException:
+    def _explain(self, error: BaseException, empty: list[int]) -> BaseException:
         """Returns the error to raise: of the original type, saying where."""
         index, original = self._failed[0] if self._failed else (None, error)
         if isinstance(error, tf.errors.OpError) and not self._failed:
@@ -422,9 +418,18 @@ class _Compiled:
                 "`x.shape[0]` is None once a step has had parts of two sizes. "
                 "Write `len(x)`, in arithmetic `tf.cast(len(x), x.dtype)`."
             )
+        on_gpu = self._strategy.communicator.on_gpu
+        if empty and isinstance(error, tf.errors.OpError) and not on_gpu:
+            error.add_note(
+                f"Replica {empty[0]} ({self._devices[empty[0]]}) has no "
+                "samples, and on CPU devices oneDNN's operations may fail "
+                "without any. Set `TF_ENABLE_ONEDNN_OPTS=0` in the shell, or "
+                "give each device a sample, as by "
+                "`dataset.batch(..., drop_remainder=True)`."
+            )
         if index is not None:
             error.add_note(
-                f"Raised in replica {index} ({self._strategy.devices[index]}) "
+                f"Raised in replica {index} ({self._devices[index]}) "
                 f"of {self._name}, run by withdevices."
             )
         return error

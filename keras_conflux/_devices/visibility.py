@@ -53,9 +53,7 @@ def claim(
     chosen = find_devices(devices)
     gpus = [physical(device) for device in chosen if device.kind == "GPU"]
     _check_undivided(gpus)
-    in_order = [
-        gpu for gpu in tf.config.list_physical_devices("GPU") if gpu in gpus
-    ]
+    in_order = [x for x in tf.config.list_physical_devices("GPU") if x in gpus]
     try:
         # First: growth may not differ between GPUs that TensorFlow sees.
         tf.config.set_visible_devices(in_order, "GPU")

@@ -153,12 +153,8 @@ class _Plan:
         self._arguments = {each.op for each in traced.arguments}
         self._order = walks.to_run(traced.graph)
         self._positions = {each: at for at, each in enumerate(self._order)}
-        self._before = {
-            each: [x.op for x in _inputs(each)] for each in self._order
-        }
-        self._effects = [
-            each for each in self._order if _must_run(each, compiled)
-        ]
+        self._before = {op: [x.op for x in _inputs(op)] for op in self._order}
+        self._effects = [op for op in self._order if _must_run(op, compiled)]
         self._varies: dict[tf.Operation, bool] = {}
         for operation in self._order:
             self._varies[operation] = self._does_vary(operation)
