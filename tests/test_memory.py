@@ -295,9 +295,41 @@ def test_steps_that_are_not_known():
     with pytest.raises(ValueError, match="a model that is not compiled"):
         kc.memory(model, (x, y))
     model.compile("sgd", "mse")
-    assert kc.memory(model, (x, y)).step is None
+    found = kc.memory(model, (x, y), devices=2)
+    assert found.step is None
+    said = "?: Own has its own `train_step`; only Keras' is measured."
+    for each in (found, found.with_shard("weights")):
+        assert str(each).splitlines()[-1] == said
+    assert "?:" not in str(kc.memory(model))
     with pytest.raises(TypeError, match=r"`batch` is .* Received: .* is a int"):
         kc.memory(model, (x, 3))
+
+
+def test_a_step_that_xla_cannot_compile_says_so():
+    def called(x):
+        found = tf.numpy_function(lambda x: x, [x], tf.float32)
+        return tf.ensure_shape(found, x.shape)
+
+    given = layers.Input((4,))
+    output = layers.Dense(1)(layers.Lambda(called)(given))
+    model = keras.Model(given, output)
+    model.compile("sgd", "mse")
+    found = kc.memory(model, (np.ones([8, 4]), np.ones([8, 1])))
+    assert found.step is None
+    assert str(found).endswith("\n?: XLA cannot compile the step.")
+
+
+def test_a_step_is_measured_beside_a_test_step_of_the_users_own():
+    class Own(keras.Model):
+        def test_step(self, data):
+            return super().test_step(data)
+
+    given = layers.Input((4,))
+    model = Own(given, layers.Dense(1)(given))
+    model.compile("sgd", "mse")
+    found = kc.memory(model, (np.ones([8, 4]), np.ones([8, 1])))
+    assert found.step > 0
+    assert found.unknown is None
 
 
 def test_a_loss_without_targets_is_refused():
@@ -322,10 +354,10 @@ class Huge(layers.Layer):
 GIVEN = np.ones([4, 32], "float32")
 
 
-def huge(**options):
+def huge(kind=keras.Model, **options):
     given = layers.Input((32,))
     hidden = layers.Dense(32)(layers.Dense(200)(given))
-    model = keras.Model(given, Huge(name="huge")(hidden))
+    model = kind(given, Huge(name="huge")(hidden))
     kc.replicate(model, 2, **options)
     model.compile("adam", "mse")
     return model
@@ -413,6 +445,17 @@ def test_what_xla_says_of_a_step_tells_how_much_is_saved_at_most():
     saved = (2**21 - gradients) / 2e6
     said = said_of(several_turns, XLA_SAYS.format("2.00MiB"))
     assert f"microbatches=4) saves at most {saved:.3g} MB" in said
+
+
+@several
+def test_a_step_that_is_not_known_is_not_told_to_be_asked_for():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    said = said_of(huge(Own))
+    assert "`keras_conflux.memory(model)` tells the first before" in said
+    assert "memory(model, batch)" not in said
 
 
 @several

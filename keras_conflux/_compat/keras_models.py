@@ -132,7 +132,7 @@ def _without_what_steps_tell(
         # the one of `compile`.
         if (
             any(part is model.optimizer for part in left)
-            and not _has_own_step(model, "train_step")
+            and not has_own_step(model, "train_step")
             and not _holds_other_optimizers(model)
             and all(layer.built for layer in all_layers(model)[1:])
         ):
@@ -199,16 +199,12 @@ def dtypes_of_reading(model: keras.Model) -> dict[int, str]:
     return found
 
 
-def has_own_step(model: keras.Model) -> bool:
-    """Whether a model overrides one of the three steps of Keras."""
-    return _has_own_step(model, "train_step", "test_step", "predict_step")
-
-
-def _has_own_step(model: keras.Model, *steps: str) -> bool:
+def has_own_step(model: keras.Model, *steps: str) -> bool:
+    """Whether a model overrides one of some, or of the three, of Keras."""
     trainer = Patched.FIT.owner
     return any(
         getattr(type(model), step) is not getattr(trainer, step)
-        for step in steps
+        for step in steps or ("train_step", "test_step", "predict_step")
     )
 
 

@@ -41,9 +41,11 @@ def bytes_of_program(
         # Of the name's being deprecated. Without one, TensorFlow draws a random
         # number to see where that is.
         warnings.simplefilter("ignore")
-        document = compiled(
-            "optimized_hlo_proto_serialized", device_name=f"/device:{device}"
-        )
+        kind, name = "optimized_hlo_proto_serialized", f"/device:{device}"
+        try:
+            document = compiled(kind, device_name=name)
+        except (ValueError, tf.errors.OpError):  # XLA cannot compile it
+            return None
     found = hlo_pb2.HloProto.FromString(document).buffer_assignment
     return (
         sum(

@@ -58,6 +58,9 @@ class Memory:
     """The number for `replicate(microbatches=)`: the least power of two that
     lets variables and step fit into a GPU. `None` without `step`, on CPU
     devices, and where no number is enough."""
+    unknown: str | None = dataclasses.field(default=None, compare=False)
+    """With a batch, why `step` is not known of whole variables, if it is not.
+    It stands below the table."""
     others: "tuple[Memory, ...]" = dataclasses.field(
         default=(), repr=False, compare=False
     )
@@ -110,7 +113,10 @@ class Memory:
             f"{name:<{width}}  {weights:>7}  {optimizer:>9}  {step:>4}"
             for name, weights, optimizer, step in table
         )
-        turns = self.with_shard(None).microbatches
+        whole = self.with_shard(None)
+        if whole.unknown is not None:
+            said += f"\n?: {whole.unknown}"
+        turns = whole.microbatches
         if turns is None:
             return said
         return f"{said}\nIt fits with `replicate(..., microbatches={turns})`."
@@ -131,7 +137,8 @@ def memory(
     gradients may need more; attention that `fit` fuses on GPUs needs less; and
     of a CPU it is XLA's number, though on several CPU devices steps run without
     XLA. The memory of a step with `shard` is not told, as XLA decides how much
-    it gathers ahead.
+    it gathers ahead, nor that of a `train_step` of your own, which may be any
+    program.
 
     Args:
         model: A Keras model that is built, replicated or not.
@@ -168,13 +175,13 @@ def memory(
     shard = None if strategy is None else strategy.shard
     used = strategy or current_strategy()
     count = used.communicator.size if devices is None else int(devices)
-    step = None
+    step = unknown = None
     if batch is not None:
-        step = _step(model, batch, count, used.devices[0])
+        step, unknown = _step(model, batch, count, used.devices[0])
     whole, *others = _of_each_shard(model, count, step, _peak(used))
     turns = _turns(model, whole, limit_of(used))
     return dataclasses.replace(
-        whole, microbatches=turns, others=tuple(others)
+        whole, microbatches=turns, unknown=unknown, others=tuple(others)
     ).with_shard(shard)
 
 
@@ -225,7 +232,8 @@ def _of_each_shard(
 
 def _step(
     model: keras.Model, batch: Tree, devices: int, device: str
-) -> int | None:
+) -> tuple[int | None, str | None]:
+    """Returns the bytes of a step, or why they are not known."""
     if not getattr(model, "compiled", False):
         raise ValueError(
             f"{model.name}: a step's memory depends on the loss. Received: a "
@@ -239,14 +247,16 @@ def _step(
                 f"tensors or `tf.TensorSpec`s. Received: {path} is a "
                 f"{type(leaf).__name__}."
             )
-    if keras_models.has_own_step(model):
-        return None
+    if keras_models.has_own_step(model, "train_step"):
+        why = "has its own `train_step`; only Keras' is measured."
+        return None, f"{type(model).__name__} {why}"
     if model.loss and keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
         raise ValueError(
             f"{model.name}: its loss needs targets, as in `(x, y)`. Received: "
             "none."
         )
-    return step_of.bytes_of_step(model, batch, devices, device)
+    found = step_of.bytes_of_step(model, batch, devices, device)
+    return found, None if found else "XLA cannot compile the step."
 
 
 def _peak(strategy: ReplicatedStrategy) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._common import trees
+from keras_conflux._compat import keras_models
 from keras_conflux._extensions.memory import compat
 from keras_conflux._extensions.memory import step as step_of
 from keras_conflux._extensions.memory.model_memory import SHARDS
@@ -68,12 +69,15 @@ def _taken(model: Any, found: Memory | None, step: int | None) -> str:
     besides = "the rest is for a step"
     if step is not None:
         besides = f"a step needs {readable(step)} besides, says XLA"
+    tells = "(model, batch)` tells both"
+    if keras_models.has_own_step(model, "train_step"):
+        tells = "(model)` tells the first"
     return (
         f"{model.name}: a device had no memory for its program. Variables "
         f"take {readable(found.variables)}{there} on each of "
-        f"{found.devices}, {besides}. `keras_conflux.memory(model, batch)` "
-        "tells both before training. Less is needed with one of these, where "
-        "`...` stands for the present options of `replicate`:"
+        f"{found.devices}, {besides}. `keras_conflux.memory{tells} before "
+        "training. Less is needed with one of these, where `...` stands for "
+        "the present options of `replicate`:"
     )
 
 

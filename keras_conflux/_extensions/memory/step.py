@@ -62,13 +62,9 @@ def bytes_of_step(
 
     signature = [tf.TensorSpec(v.shape, v.dtype) for v in variables] + leaves
 
-    def compiled() -> int | None:
-        return compat.bytes_of_program(gradients, signature, device)
-
-    try:
-        found = outside_of_strategies(compiled)
-    except tf.errors.OpError:  # XLA cannot compile the step
-        return None
+    found = outside_of_strategies(
+        lambda: compat.bytes_of_program(gradients, signature, device)
+    )
     return None if found is None else found + sum(map(trees.bytes_of, leaves))
 
 

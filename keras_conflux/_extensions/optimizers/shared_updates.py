@@ -58,9 +58,7 @@ def _has_updated(
     is_known = isinstance(kept[0], keras.Variable)
     if not is_known or not isinstance(gradient, tf.Tensor):
         return False
-    values = [
-        None if each is None else tf.convert_to_tensor(each) for each in kept
-    ]
+    values = [None if x is None else tf.convert_to_tensor(x) for x in kept]
     try:
         found = shared.of(gradient, kept, values)
     except given_tensors.WritesOthers:

@@ -16,13 +16,7 @@ from keras_conflux._fit.input import measurements
 from keras_conflux._fit.input.calls import LogSource
 from keras_conflux._fit.input.measurements import Measurements
 
-KEYS = (
-    "samples_per_second",
-    "step_ms",
-    "input_wait",
-    "compile_s",
-    "peak_gib",
-)
+KEYS = ("samples_per_second", "step_ms", "input_wait", "compile_s", "peak_gib")
 _DEFAULT = tuple(key for key in KEYS if key != "compile_s")
 _FAST = ("samples_per_second",)
 """Keys of values that are large where a process is fast."""

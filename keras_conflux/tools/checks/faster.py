@@ -64,9 +64,7 @@ def _speed(devices: Any) -> dict[str, float]:
     ).history
     speeds = history["samples_per_second"]
     best = max(range(1, 3), key=speeds.__getitem__)  # the first one compiles
-    return {
-        key: history[key][best] for key in ("samples_per_second", "input_wait")
-    }
+    return {k: history[k][best] for k in ("samples_per_second", "input_wait")}
 
 
 def _reason(input_wait: float) -> str:
