@@ -92,6 +92,58 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
+def test_what_is_added_by_hand_is_what_the_optimizer_accumulates(recwarn):
+    """As docs/gradient-accumulation.md adds it, in variables of the scope."""
+    rng = np.random.default_rng(0)
+    batches = [
+        rng.normal(size=(rows, 4)).astype("float32") for rows in (8, 7, 9) * 2
+    ]
+
+    def made(devices, **options):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([layers.Input((4,)), layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.1, 0.9, **options)
+        return [kc.replicate(each, devices) for each in (model, optimizer)]
+
+    def gradients_of(model, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - 1) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    model, optimizer = made(DEVICES)
+    weights = model.trainable_variables
+    with kc.replicate(devices=DEVICES).scope():
+        sums = [
+            keras.Variable(keras.ops.zeros_like(weight), trainable=False)
+            for weight in weights
+        ]
+
+    @kc.withdevices
+    def add(x):
+        gradients = gradients_of(model, x)
+        gradients = kc.allreduce("mean", gradients, weight=len(x))
+        for total, gradient in zip(sums, gradients, strict=True):
+            total.assign_add(gradient / 3)
+
+    @kc.withdevices(devices=DEVICES)
+    def update():
+        optimizer.apply([total.value for total in sums], weights)
+        for total in sums:
+            total.assign(keras.ops.zeros_like(total))
+
+    one, accumulating = made(1, gradient_accumulation_steps=3)
+    for number, x in enumerate(batches, start=1):
+        add(kc.split(x, DEVICES))
+        if number % 3 == 0:
+            update()
+        accumulating.apply(gradients_of(one, x), one.trainable_variables)
+    assert not [x for x in recwarn if isinstance(x.message, kc.ConfluxWarning)]
+    kc.assert_in_sync([model, optimizer, sums])
+    assert int(optimizer.iterations) == 2
+    for a, b in zip(model.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", [in_withdevices, in_run, outside, in_scope])
 @pytest.mark.parametrize("name", OPTIMIZERS)
