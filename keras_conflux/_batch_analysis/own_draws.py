@@ -1,8 +1,5 @@
 """Finds numbers that each replica draws for itself and that samples share."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import drawn
@@ -55,7 +52,8 @@ class _Reader:
         found = bodies.graphs_of(operation) if is_call else []
         inside = [body for body in found if body is not None]
         for body in inside:
-            self._enter(operation, body)
+            for argument, given in bodies.arguments(operation, body):
+                self._hand_on(given, argument)
         outputs = rules.kinds_of_outputs(
             operation, inputs, self._kinds.marked, self.read
         )
@@ -64,7 +62,9 @@ class _Reader:
             for tensor, kind in zip(operation.outputs, outputs, strict=True)
         ]
         for body in inside:
-            self._leave(operation, body)
+            if len(body.outputs) >= len(operation.outputs):
+                for pair in zip(body.outputs, operation.outputs, strict=False):
+                    self._hand_on(*pair)
         given = operation.inputs[:1] if found else operation.inputs
         draws = [self._draws[id(x)] for x in given if id(x) in self._draws]
         if not is_call and _draws(operation):
@@ -73,20 +73,9 @@ class _Reader:
             self._follow(operation, inputs, outputs, draws[0])
         return outputs
 
-    def _enter(self, call: tf.Operation, body: Any) -> None:
-        given = list(call.inputs)[-len(body.inputs) or len(call.inputs) :]
-        self._pass(given, body.inputs)
-
-    def _leave(self, call: tf.Operation, body: Any) -> None:
-        if len(body.outputs) >= len(call.outputs):
-            self._pass(body.outputs, call.outputs)
-
-    def _pass(
-        self, tensors: Sequence[tf.Tensor], others: Sequence[tf.Tensor]
-    ) -> None:
-        for tensor, other in zip(tensors, others, strict=False):
-            if id(tensor) in self._draws:
-                self._draws[id(other)] = self._draws[id(tensor)]
+    def _hand_on(self, tensor: tf.Tensor, other: tf.Tensor) -> None:
+        if id(tensor) in self._draws:
+            self._draws[id(other)] = self._draws[id(tensor)]
 
     def _follow(
         self,

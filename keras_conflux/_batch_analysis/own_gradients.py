@@ -150,8 +150,7 @@ def _note_arguments(
     values may change in the next one.
     """
     is_loop = operation.type in bodies.LOOPS
-    given = list(operation.inputs)[-len(body.inputs) :]  # after a condition
-    for outside, inside in zip(given, body.inputs, strict=False):
+    for inside, outside in bodies.arguments(operation, body):
         kind = kinds.of(outside)
         if inside.dtype == tf.resource or kinds.marked(inside) is not None:
             continue

@@ -154,9 +154,7 @@ def in_other_graphs(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
     """Yields a tensor's counterparts in graphs inside of and around its own."""
     for operation in tensor.consumers():
         for body in filter(None, bodies.graphs_of(operation)):
-            # The first input may be a condition.
-            given = list(operation.inputs)[-len(body.inputs) :]
-            for outside, inside in zip(given, body.inputs, strict=False):
+            for inside, outside in bodies.arguments(operation, body):
                 if outside is tensor:
                     yield inside
     outer = getattr(tensor.graph, "outer_graph", None)
