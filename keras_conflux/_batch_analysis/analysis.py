@@ -151,9 +151,7 @@ class KindInference:
     def held(self, graph: Any) -> dict[int, Kind]:
         """Returns the present kinds of variables that a step has written.
 
-        Returns:
-            By the ids of handles, kinds that differ from unwritten variables'
-            kinds.
+        They come by the ids of handles, and differ from unwritten variables'.
         """
         if self.is_blind or graph is None:
             return {}

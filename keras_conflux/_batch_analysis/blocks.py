@@ -103,10 +103,8 @@ def are_of_one_sample(
 ) -> bool:
     """Whether rows that follow each other are used as one sample's.
 
-    Args:
-        drawn: As many rows as a multiple of the number of samples.
-        kind: Their kind if they belong to joined batches.
-        kinds: The kinds of the step's tensors.
+    They are as many as a multiple of the number of samples. `kind` is theirs
+    if they belong to joined batches.
     """
     known = {id(drawn): kind}
     waiting = [drawn]

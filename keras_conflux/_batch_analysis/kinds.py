@@ -144,21 +144,14 @@ class Block(NamedTuple):
 
 
 def rows(axis: int, regular: bool = True) -> Kind:
-    """Returns the kind of a tensor with one entry per sample.
-
-    Args:
-        axis: The axis of the samples.
-        regular: Whether each sample has one entry. If not, each has some.
-    """
+    """Returns the kind of rows: one entry per sample along an axis, or some."""
     return Kind(Role.ROWS, axis, Entries.ONE if regular else Entries.VARYING)
 
 
 def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
-    """Returns the kind of DERIVED values of the shape of rows.
+    """Returns the kind of DERIVED values of the shape of rows along an axis.
 
-    Args:
-        kinds: Kinds of rows that are as many along their axes, if known.
-        axis: The axis of the samples in the result.
+    The kinds are of rows that are as many along their own axes, if known.
     """
     entries = _entries_of(kinds)
     if entries is Entries.VARYING:
@@ -188,9 +181,7 @@ def combined(kinds: list[Kind], axis: int) -> Kind:
 def kind_of_filled(values: Kind, beginnings: Iterable[Kind]) -> Kind | None:
     """Returns the kind of ragged samples that are filled up on all replicas.
 
-    Args:
-        values: The kind of the values of a ragged tensor.
-        beginnings: The kinds of its row splits.
+    It takes the kinds of a ragged tensor's values and of its row splits.
     """
     is_of_samples = (
         values.role is Role.ROWS
@@ -224,10 +215,7 @@ def _alike(one: Kind, other: Kind) -> bool:
 def shape(axis: int, regular: bool = True) -> Kind:
     """Returns the kind of a shape whose entry at `axis` is a COUNT.
 
-    Args:
-        axis: The position of the entry.
-        regular: Whether each sample has the same number of entries. If not,
-            it is a TOTAL.
+    It is a TOTAL unless each sample has the same number of entries.
     """
     return Kind(Role.SHAPE, axis, Entries.SAME if regular else Entries.VARYING)
 

@@ -36,9 +36,7 @@ class OwnGradients:
     ) -> Iterator[tf.Operation]:
         """Yields operations of a layer that have not been yielded before.
 
-        Args:
-            outputs: The outputs of the layer.
-            given: Tensors of which they are computed.
+        They lead from the given tensors to the outputs.
         """
         ends = {id(tensor) for tensor in given}
         for output in outputs:
@@ -97,9 +95,7 @@ class OwnGradients:
         tensor that all replicas share have to be sums.
 
         Its inputs are computed of the `given` tensors, as of a layer's inputs.
-
-        Raises:
-            NotDerivable: If neither rules nor a trial tell.
+        It raises `NotDerivable` if neither rules nor a trial tell.
         """
         gradient = _Kinds(self._kinds, [*given])
         tensors = [*operation.outputs, *operation.inputs]
@@ -172,10 +168,8 @@ class _Kinds:
 
         What is not known in a loop or a function is taken for rows. If no
         entry touches another one, no sample does. What the whole batch shares
-        is taken for EQUAL, since samples add up to derivatives by it.
-
-        Raises:
-            NotDerivable: If it is neither.
+        is taken for EQUAL, since samples add up to derivatives by it. It raises
+        `NotDerivable` if it is neither.
         """
         kind = self._kinds.of(tensor)
         if kind == EQUAL or (
@@ -197,8 +191,7 @@ class _Kinds:
     def upstream(self, output: tf.Tensor, kind: Kind) -> tf.Tensor:
         """Returns derivatives by an output, of which each sample has its own.
 
-        Raises:
-            NotDerivable: If nobody knows which entries are of which sample.
+        It raises `NotDerivable` if samples have varying numbers of entries.
         """
         if not kind.regular:
             raise NotDerivable(output.name)
@@ -207,11 +200,7 @@ class _Kinds:
         return made
 
     def is_mixed(self, slope: tf.Tensor, kind: Kind) -> bool:
-        """Whether derivatives by a tensor of a kind are mixed.
-
-        Raises:
-            NotDerivable: If neither rules nor a trial tell.
-        """
+        """Whether derivatives by a tensor of a kind are mixed. See `mixes`."""
         shown = self._kinds.of(slope)
         if kind == EQUAL and shown.role is not Role.OPAQUE:
             return shown != TOTAL

@@ -108,8 +108,7 @@ def rows_by_trial(
 def _statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
     """Returns MEAN or TOTAL for a scalar that is found to be one, or `None`.
 
-    Raises:
-        NotDerivable: If it cannot be run.
+    It raises `NotDerivable` if it cannot be run.
     """
     for is_deep in (False, True):
         try:

@@ -251,8 +251,7 @@ class TrialProgram:
     ) -> list[Results]:
         """Runs it on random samples, once for each of the trials.
 
-        Raises:
-            tf.errors.OpError: As of a place that is not there.
+        It may raise a `tf.errors.OpError`, as of a place that is not there.
         """
         # TensorFlow prepares a session's program once; to optimize it would
         # take longer than all runs.

@@ -97,11 +97,9 @@ def run_independently(operations: Iterable[tf.Operation]) -> None:
 def once_known(
     tensors: Sequence[tf.Tensor], others: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns tensors that XLA reads, or casts, when others are known.
+    """Returns numbers that XLA reads, or casts, when others are known.
 
-    Args:
-        tensors: Numbers.
-        others: Tensors of floats, which may be of any value, and be empty.
+    The others are floats, which may be of any value, and be empty.
     """
     firsts = [tf.reshape(each, [-1])[:1] for each in others]
     entries = tf.concat([tf.cast(each, tf.float32) for each in firsts], 0)

@@ -122,12 +122,7 @@ def in_order(graph: Any, among: Iterable[tf.Operation]) -> list[tf.Operation]:
 
 
 def by_need(starts: Iterable[T], needs: Callable[[T], Iterable[T]]) -> list[T]:
-    """Returns the starts and all that they need, each after its needs.
-
-    Args:
-        starts: Operations, or tensors.
-        needs: Returns what one needs.
-    """
+    """Returns the starts and all that they need, each after its needs."""
     found: dict[int, T] = {}
     for start in starts:
         waiting = [start]
