@@ -157,13 +157,10 @@ def _differ(text: bytes, seconds: float | None = None) -> bool:
 
 
 def _rounds(index: int, count: int) -> list[tuple[int, int]]:
-    """Returns with whom a process exchanges numbers, until it has all.
+    """Returns the number of each round, and the lower process of a pair.
 
-    They are pairs of processes whose distance is a power of two. The processes
-    past the last power of two give their numbers first, and get all last.
-
-    Returns:
-        Of each round, its number and the lower process of the pair.
+    In a round, processes whose distance is a power of two exchange numbers. The
+    processes past the last power of two give theirs first, and get all last.
     """
     levels = count.bit_length() - 1
     inner = 1 << levels  # the last power of two

@@ -147,10 +147,8 @@ def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
     """Returns a replica's rows of numbers of a shape, a tensor or sizes.
 
     They are `None` if no sample has numbers of its own. `counts_on` says that
-    the seed is another one in each turn of a loop.
-
-    Raises:
-        NotDerivable: If the graph does not show it.
+    the seed is another one in each turn of a loop. It raises `NotDerivable` if
+    the graph does not show it.
     """
     in_turns = Loops.of(step).over_samples or tensorflow_tracing.is_vectorized()
     if counts_on and in_turns:

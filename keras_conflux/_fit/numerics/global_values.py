@@ -31,8 +31,7 @@ from keras_conflux._replication.steps import Step
 def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
     """Returns one device's values for tensors of a replica.
 
-    Raises:
-        NotDerivable: If one of them cannot be computed.
+    It raises `NotDerivable` if one of them cannot be computed.
     """
     derivations = [derivation_of(tensor, step.kinds) for tensor in tensors]
     known = reduced_by_role(
@@ -107,12 +106,9 @@ def _stand_in(output: tf.Tensor, step: Step) -> tf.Tensor:
 def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns this replica's rows of one device's tensor.
 
-    Gradients pass to the contributions of all replicas' samples.
-
-    Raises:
-        NotDerivable: If it cannot be computed, or is made in a loop, which
-            gradients do not pass.
-        NotImplementedError: If a tangent would have to pass it.
+    Gradients pass to the contributions of all replicas' samples. It raises
+    `NotDerivable` if it cannot be computed, or is made in a loop, which
+    gradients do not pass, and refuses tangents.
     """
     found = derivation_of(tensor, step.kinds)
     is_complex = tensor.dtype.is_complex  # by which no gradient would pass
