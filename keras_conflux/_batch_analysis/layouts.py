@@ -180,10 +180,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "ConcatV2": (
         Rule(_concat, ROWS, ..., Form.EQUAL),
         Rule(
-            moved_sizes,
-            Form.SHAPE | Form.COUNT | Form.EQUAL,
-            ...,
-            Form.EQUAL,
+            moved_sizes, Form.SHAPE | Form.COUNT | Form.EQUAL, ..., Form.EQUAL
         ),
         Rule(_joined_numbers, LINEAR | Form.EQUAL, ..., Form.EQUAL),
     ),

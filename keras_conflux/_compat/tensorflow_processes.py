@@ -33,8 +33,7 @@ def connect(
     job = service.coordinated_job_list.add(name=_JOB, num_tasks=len(addresses))
     running = _context()
     running.configure_collective_ops(
-        collective_leader=_FIRST,
-        device_filters=(f"/job:{_JOB}/task:{index}",),
+        collective_leader=_FIRST, device_filters=(f"/job:{_JOB}/task:{index}",)
     )
     running.configure_coordination_service(
         service_type="standalone",

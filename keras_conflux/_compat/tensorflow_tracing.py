@@ -143,9 +143,7 @@ class Grappler(enum.Enum):
 
 
 def concrete_function(
-    function: Callable,
-    signature: Any,
-    leaves_out: Grappler = Grappler.NOTHING,
+    function: Callable, signature: Any, leaves_out: Grappler = Grappler.NOTHING
 ) -> Callable:
     """Returns `function` as a graph, with its control flow as it is.
 

@@ -104,8 +104,7 @@ def may_be_differentiated_by(tensor: tf.Tensor, sources: list[Any]) -> bool:
     return any(
         id(each) in ends or each.dtype in ends
         for each in walked(
-            [tensor],
-            lambda x: made_of(x) if _has_derivatives(x.dtype) else (),
+            [tensor], lambda x: made_of(x) if _has_derivatives(x.dtype) else ()
         )
     )
 

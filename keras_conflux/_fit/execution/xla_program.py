@@ -184,7 +184,7 @@ def _zeros_like(logs: Tree) -> list[tf.Tensor]:
         if output is not None and not output.shape.is_fully_defined():
             raise error_texts.cannot_compile(
                 f"A compiled step returns one number a log; that at {path} is "
-                f"{trees.describe(output)}.",
+                f"{trees.describe(output)}."
             )
     return [tf.zeros(x.shape, x.dtype) for x in trees.present(logs)]
 

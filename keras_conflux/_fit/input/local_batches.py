@@ -266,9 +266,7 @@ def sample_of_process(root: int, own: Batch | None, name: str) -> list[Any]:
             tensors.append(tf.io.parse_tensor(whole[:length], dtype))
             whole = whole[length:]
     return tf.nest.pack_sequence_as(
-        [_spec_of(*each) for each in words],
-        tensors,
-        expand_composites=True,
+        [_spec_of(*each) for each in words], tensors, expand_composites=True
     )
 
 

@@ -46,9 +46,7 @@ class _GatheredBlock:
             return tensorflow_xla.replaced(whole, summable, begins)
         after = self.total - self.before - self.length
         return tf.pad(
-            summable,
-            self._along(self.before, after),
-            constant_values=neutral,
+            summable, self._along(self.before, after), constant_values=neutral
         )
 
     def own(self, gathered: tf.Tensor) -> tf.Tensor:
@@ -142,7 +140,7 @@ def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
         ]
         raise error_texts.cannot_compile(
             "XLA has to know how many rows replicas exchange. Here only values "
-            f"tell, as in {', '.join(names)}.",
+            f"tell, as in {', '.join(names)}."
         )
     _find_places(blocks_of_all, step)
     placed = [block.placed(step.in_xla) for block in blocks_of_all]

@@ -261,9 +261,7 @@ def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
     kinds = [_shown(tensor, step) for tensor in _tensors_in(inputs)]
     if any(kind.role is Role.OPAQUE for kind in kinds):
         warnings.warn_of_unknown_values(
-            step,
-            "input of a layer",
-            f"the input of the layer {layer.name!r}",
+            step, "input of a layer", f"the input of the layer {layer.name!r}"
         )
     of_rows = [kind for kind in kinds if kind.role is Role.ROWS]
     others = {kind.role for kind in kinds} - {Role.ROWS}

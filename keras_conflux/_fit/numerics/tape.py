@@ -69,11 +69,7 @@ def gradient(
     step = _computing()
     if step is None:
         return original(
-            tape,
-            target,
-            sources,
-            output_gradients,
-            unconnected_gradients,
+            tape, target, sources, output_gradients, unconnected_gradients
         )
     targets = tf.nest.flatten(target)
     given = [None] * len(targets)
@@ -242,10 +238,7 @@ def _output_gradients(seeded: _Seeded) -> list[Any] | None:
 
 
 def _through_reductions(
-    target: tf.Tensor,
-    sources: list[Any],
-    mixed: set[int],
-    step: Step,
+    target: tf.Tensor, sources: list[Any], mixed: set[int], step: Step
 ) -> _Seeded:
     """Differentiates by the chain rule, through the replicas' reductions.
 
@@ -291,10 +284,7 @@ def _is_of_all_samples(source: Any, step: Step) -> bool:
 
 
 def _reduced(
-    targets: list[Any],
-    found: list[Any],
-    sources: list[Any],
-    step: Step,
+    targets: list[Any], found: list[Any], sources: list[Any], step: Step
 ) -> list[Any]:
     """Sums the gradients of variables that all replicas share."""
     shared = [
