@@ -1,6 +1,7 @@
 """Tells the arguments of loops and functions inside of a step."""
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -78,23 +79,14 @@ class _Loop:
 
     def mark(self, inside: Any) -> None:
         """Marks the kinds of a turn's tensors, as far as they are known."""
-        tensors = _flat(inside)
-        if len(tensors) != len(self._kinds):
-            return
-        for tensor, kind in zip(tensors, self._kinds, strict=True):
-            if not tf.is_tensor(tensor) or tensor.dtype == tf.variant:
-                continue  # a list, which may be filled
-            if _is_kept(tensor, kind):
-                self._step.kinds.mark(tensor, kind)
+        for tensor, kind in self._kept(inside):
+            self._step.kinds.mark(tensor, kind)
 
     def warn_of_writes(self, turned: Any) -> None:
         """Warns of later turns' writes, if they are not of the assumed kind."""
-        tensors = _flat(turned)
-        if len(tensors) != len(self._kinds) or self._step.kinds.is_blind:
+        if self._step.kinds.is_blind:
             return
-        for tensor, kind in zip(tensors, self._kinds, strict=True):
-            if not tf.is_tensor(tensor) or not _is_kept(tensor, kind):
-                continue
+        for tensor, kind in self._kept(turned):
             found = self._step.kinds.of(tensor)
             mixes = found.depends_on_other_samples
             if found.role is not kind.role or (
@@ -110,11 +102,15 @@ class _Loop:
                 )
                 return
 
-
-def _is_kept(tensor: tf.Tensor, kind: Kind) -> bool:
-    """Whether a tensor of a loop is taken for the same in all turns."""
-    counts = kind == EQUAL and tensor.dtype.is_integer
-    return tensor.dtype != tf.variant and (counts or kind.role is Role.ROWS)
+    def _kept(self, values: Any) -> Iterator[tuple[tf.Tensor, Kind]]:
+        """Yields the tensors of a turn that have one kind in all turns."""
+        tensors = _flat(values)
+        pairs = zip(tensors, self._kinds, strict=False)
+        for tensor, kind in pairs if len(tensors) == len(self._kinds) else ():
+            if tf.is_tensor(tensor) and tensor.dtype != tf.variant:
+                counts = kind == EQUAL and tensor.dtype.is_integer
+                if counts or kind.role is Role.ROWS:
+                    yield tensor, kind
 
 
 def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
