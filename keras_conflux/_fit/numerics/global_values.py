@@ -4,6 +4,7 @@ No tape has recorded what is computed once more, nor the results of
 `tf.gradients` for it, so `slopes_of` lets tapes see these.
 """
 
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -50,12 +51,7 @@ def recomputed(
 
     `known` has the global values of sources by their ids, and gets all results.
     """
-
-    def gradient(
-        operation: tf.Operation, upstream: list[tf.Tensor]
-    ) -> list[tf.Tensor | None]:
-        return _own_gradient(operation, upstream, known, step)
-
+    gradient = functools.partial(_own_gradient, known=known, step=step)
     return found.recomputed(known, gradient)
 
 
@@ -233,8 +229,8 @@ def reduced_by_role(
     kinds = {key: step.kinds.of(x) for key, x in sources.items()}
     values: dict[int, tf.Tensor] = {}
 
-    def put(roles: tuple[Role, ...], reduce: Callable) -> None:
-        keys = [key for key, kind in kinds.items() if kind.role in roles]
+    def put(role: Role, reduce: Callable) -> None:
+        keys = [key for key, kind in kinds.items() if kind.role is role]
         if not keys:
             return
         reduced = reduce([sources[key] for key in keys])
@@ -268,12 +264,12 @@ def reduced_by_role(
             return [tensor * collectives.count for tensor in tensors]
         return total(tensors)
 
-    put((Role.EQUAL,), list)
-    put((Role.RANDOM,), lambda drawn: collectives.broadcast(drawn, 0))
-    put((Role.TOTAL,), total)
-    put((Role.COUNT,), counts)
-    put((Role.MEAN,), lambda means: collectives.weighted_sum(means, fraction))
-    put((Role.ROWS,), gather)
+    put(Role.EQUAL, list)
+    put(Role.RANDOM, lambda drawn: collectives.broadcast(drawn, 0))
+    put(Role.TOTAL, total)
+    put(Role.COUNT, counts)
+    put(Role.MEAN, lambda means: collectives.weighted_sum(means, fraction))
+    put(Role.ROWS, gather)
     for key, kind in kinds.items():
         if kind.role is Role.SHAPE:
             at = tf.range(tf.size(sources[key])) == kind.axis
