@@ -287,13 +287,11 @@ def _reduced(
     targets: list[Any], found: list[Any], sources: list[Any], step: Step
 ) -> list[Any]:
     """Sums the gradients of variables that all replicas share."""
-    shared = [
-        i
-        for i, (one, source) in enumerate(zip(found, sources, strict=True))
-        if one is not None and _is_shared(source, step)
-    ]
+    shared = []
     for i, (one, source) in enumerate(zip(found, sources, strict=True)):
-        if i not in shared and isinstance(one, tf.Tensor):
+        if one is not None and _is_shared(source, step):
+            shared.append(i)
+        elif isinstance(one, tf.Tensor):
             # It is this replica's part of one device's gradient.
             own = OwnRows.of(step).of_tensor(source)
             kind = step.kinds.of(own[-1] if own else source)
