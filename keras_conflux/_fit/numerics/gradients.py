@@ -1,5 +1,6 @@
 """The gradients that leave a step: each replica's become the global batch's."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -89,9 +90,11 @@ class Gradients(Exit):
         An optimizer that `accumulates` adds them up until it updates. It may
         not have been told which variables are trained.
         """
-        if self._summed_by is not None and _all_in(grads, self._postponed):
+        known = {id(each) for each in self._postponed}
+        are_postponed = all(g is None or id(g) in known for g in grads)
+        if self._summed_by is not None and are_postponed:
             return self._summed_by(grads, trained)
-        if accumulates and _all_in(grads, self._postponed):
+        if accumulates and are_postponed:
             grads = shaped(grads, trained)
             return _weighted(grads, trained, has_samples(self.step))
         if self._postponed:
@@ -229,22 +232,14 @@ def _weighted(
     return found
 
 
-def _all_in(grads: list[Any], known: list[Any]) -> bool:
-    ids = {id(each) for each in known}
-    return all(g is None or id(g) in ids for g in grads)
-
-
 def _made_global(
     grads: list[Any], trained: list[Any] | None, step: Step
 ) -> list[Any]:
     given = [g for g in grads if g is not None]
-    sparse = any(isinstance(g, tf.IndexedSlices) for g in given)
-    if not sparse:
-        try:
+    if not any(isinstance(g, tf.IndexedSlices) for g in given):
+        with contextlib.suppress(NotDerivable):
             values = iter(global_values(given, step))
             return [None if g is None else next(values) for g in grads]
-        except NotDerivable:
-            pass
 
     def reduce(leaves: list[Any]) -> list[Any]:
         return replica_collectives().weighted_sum(leaves, step.batch_fraction)
