@@ -31,9 +31,6 @@ from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 
-_OF_USERS = (keras.layers.Lambda,)
-"""Layers of Keras that run code of users."""
-
 
 def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Marks a layer's outputs as rows of a replica's own samples.
@@ -199,7 +196,8 @@ def _marked(
 
 
 def _is_of_users(layer: Any) -> bool:
-    return not keras_models.is_of_keras(layer) or isinstance(layer, _OF_USERS)
+    runs_users_code = isinstance(layer, keras.layers.Lambda)
+    return runs_users_code or not keras_models.is_of_keras(layer)
 
 
 def _is_mixed(known: Kind) -> bool:
