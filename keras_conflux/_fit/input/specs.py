@@ -127,12 +127,10 @@ def with_shape(spec: Any, shape: Any) -> Any:
 
 
 def _of_any_batch_size(spec: Any) -> Any:
-    if not spec.shape.rank:
-        return spec
-    return with_shape(spec, [None, *spec.shape[1:]])
+    return _of_rows(spec, None) if spec.shape.rank else spec
 
 
-def _of_rows(spec: tf.TensorSpec, rows: int | None) -> tf.TensorSpec:
+def _of_rows(spec: Any, rows: int | None) -> Any:
     return with_shape(spec, [rows, *spec.shape[1:]])
 
 
