@@ -273,15 +273,13 @@ class _Plan:
                     if each.dtype == tf.resource:
                         found = readers.setdefault(id(each), [])
                         found.append((operation, phase))
-        late: dict[tf.Operation, int] = {}
+        positions, late = self._positions, dict[tf.Operation, int]()
         for operation in self._effects:
             if effects.only_reads(operation):
                 continue
             for each in effects.ordered_by(operation):
                 for reader, phase in readers.get(id(each), ()):
-                    is_before = (
-                        self._positions[reader] < self._positions[operation]
-                    )
+                    is_before = positions[reader] < positions[operation]
                     if is_before and self._phases[operation] <= phase:
                         late[operation] = phase + 1
         return late
@@ -352,10 +350,8 @@ class _Runner:
         def turn(number: Any) -> list[tf.Tensor]:
             known = dict(self.known)
             given = self._arguments(number)
-            for placeholder, value in zip(
-                self._placeholders, given, strict=True
-            ):
-                known[id(placeholder)] = value
+            keys = map(id, self._placeholders)
+            known.update(zip(keys, given, strict=True))
             _copy(operations, known)
             return [known[id(each.given)] for each in kept]
 

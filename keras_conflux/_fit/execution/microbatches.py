@@ -206,7 +206,6 @@ class _Even:
         (rank,) = numbers
         count = self._everywhere
         fraction = batch_fractions([1] * count)[0]
-
         return fraction, lambda: Place(1, tf.cast(rank, tf.uint64), count), None
 
 
