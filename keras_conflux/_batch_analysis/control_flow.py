@@ -155,7 +155,7 @@ def _of_body(
     body: Any,
     inputs: list[Kind],
     kinds_of: KindsOf,
-    marked: Marked | None = None,
+    marked: Marked = lambda tensor: None,
 ) -> list[Kind] | None:
     if body is None or len(body.inputs) != len(inputs):
         return None
@@ -171,8 +171,7 @@ def _of_body(
         if inner.type == "ReadVariableOp":
             outputs = [written.get(inner.inputs[0].name, kinds[0])]
         for tensor, kind in zip(inner.outputs, outputs, strict=False):
-            said = marked(tensor) if marked is not None else None
-            known[tensor.name] = said or kind
+            known[tensor.name] = marked(tensor) or kind
     return [known.get(tensor.name, OPAQUE) for tensor in body.outputs]
 
 
