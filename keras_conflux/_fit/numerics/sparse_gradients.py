@@ -1,6 +1,7 @@
 """Sums sparse gradients, whose rows repeat as often as on one device."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -69,14 +70,11 @@ def summed(
         else None
         for grad, source in zip(grads, sources, strict=True)
     ]
-    found = reduce(
-        [
-            share
-            for grad, own in zip(grads, parts, strict=True)
-            for share in ([grad] if own is None else [x.share for x in own])
-        ]
-    )
-    shares = iter(found)
+    given = [
+        [grad] if own is None else [part.share for part in own]
+        for grad, own in zip(grads, parts, strict=True)
+    ]
+    shares = iter(reduce([*itertools.chain(*given)]))
     keys = iter(_all_keys([x for own in parts for x in own or ()]))
     return [
         next(shares)
