@@ -19,7 +19,6 @@ DataContract: TypeAlias = Literal["global", "local"]
 """Whether a process reads the batches of all processes, of which it takes its
 rows, or its own part of them."""
 
-_CONTRACTS = ("global", "local")
 _chosen: Any = weakref.WeakKeyDictionary()
 """By model, the options that `replicate` was given, by their names."""
 _applied: Any = weakref.WeakKeyDictionary()
@@ -35,7 +34,7 @@ def check(
     target: Any, data: str | None, reshuffle: Any, microbatches: Any
 ) -> None:
     """Raises unless a target of `replicate` may have these options."""
-    if data is not None and data not in _CONTRACTS:
+    if data not in (None, "global", "local"):
         raise ValueError(
             '`data` is "global", if all processes read the same batches, '
             'or "local", if each process brings its own part of them. '

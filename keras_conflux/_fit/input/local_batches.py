@@ -149,8 +149,7 @@ class LocalSharder(BatchSharder):
         return next(iter(moved))
 
     def _refuse(self, own: Batch | None) -> None:
-        has_samples = own is not None and sum(own.sizes)
-        described = _description(own) if own and has_samples else None
+        described = _description(own) if own and sum(own.sizes) else None
         told = all_gather_json(f"what differs in {self._name}", described)
         raise ReplicaMismatchError(
             f"{self._name}: the processes' parts of a batch differ in more "
