@@ -4,6 +4,8 @@ On GPUs sparse gradients are made dense, and rows that repeat are added up
 before an optimizer sees them.
 """
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -227,3 +229,48 @@ def test_what_is_made_of_distinct_indices_warns():
 
     with pytest.warns(kc.ConfluxWarning, match="rows of .* are looked up by"):
         trained(lambda: of_tokens(Table(pairs)), "Adam", 2)
+
+
+def of_positions(optimizer, loop):
+    """Trains on batches of several lengths, and returns the weights."""
+    keras.utils.set_random_seed(0)
+    strategy = None if loop == "one device" else kc.replicate()
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = keras.Sequential([keras.Input((None,), dtype="int32")])
+        model.add(Positions())
+        made = OPTIMIZERS[optimizer]()
+        made.build(model.trainable_variables)
+
+    def step(x, weight):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x) ** 2) / weight
+        grads = tape.gradient(loss, model.trainable_variables)
+        if loop == "allreduce":
+            grads = kc.allreduce("sum", grads)
+        made.apply(grads, model.trainable_variables)
+
+    run = {
+        "one device": lambda: tf.function(step, reduce_retracing=True),
+        "allreduce": lambda: kc.withdevices(step),
+        "apply": lambda: tf.function(
+            lambda *arguments: strategy.run(step, arguments),
+            reduce_retracing=True,
+        ),
+    }[loop]()
+    for length in (LENGTH, 3, 4):
+        batch = TOKENS[:, :length].astype("int32")
+        if strategy:
+            run(kc.split(batch), tf.constant(22.0))
+        else:
+            run(tf.constant(batch), tf.constant(22.0))
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "global_clipnorm"])
+@pytest.mark.parametrize("loop", ["allreduce", "apply"])
+def test_loops_have_the_row_of_a_position_once(loop, optimizer):
+    expected = of_positions(optimizer, "one device")
+    for got, wanted in zip(
+        of_positions(optimizer, loop), expected, strict=True
+    ):
+        np.testing.assert_allclose(got, wanted, atol=1e-6)

@@ -27,6 +27,7 @@ from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.transports.ops import find_op
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._graphs import walks
 
 
 class ReplicaCollectives:
@@ -358,11 +359,29 @@ class ReplicaCollectives:
     def _reduce_sparse(
         self, op: Op, leaf: tf.IndexedSlices, weight: Any, count: int
     ) -> tf.IndexedSlices:
-        values = dtypes.weighted(leaf.values, weight)
-        return tf.IndexedSlices(
-            values=op.finish(self._gather(values, 0), count),
-            indices=self._gather(leaf.indices, 0),
-            dense_shape=leaf.dense_shape,
+        values = self._gather(dtypes.weighted(leaf.values, weight), 0)
+        indices = self._gather(leaf.indices, 0)
+        may_be_equal = tf.is_symbolic_tensor(leaf.indices) and not self._in_xla
+        if may_be_equal and walks.is_constant(leaf.indices, "Shape"):
+            values, indices = self._once(values, indices, leaf.indices)
+        values = op.finish(values, count)
+        return tf.IndexedSlices(values, indices, leaf.dense_shape)
+
+    def _once(self, values: tf.Tensor, indices: tf.Tensor, own: Any) -> Any:
+        """Adds up rows that all replicas look up, as those of positions.
+
+        One device looks them up once, and its optimizer sees their sums.
+        """
+        of_all = tf.tile(own, [self.count])
+        size = tf.minimum(tf.size(indices), tf.size(of_all))
+        differ = (tf.size(indices) != tf.size(of_all)) | tf.reduce_any(
+            indices[:size] != of_all[:size]
+        )
+        shape = tf.concat([[self.count, -1], tf.shape(values)[1:]], 0)
+        return tf.cond(
+            self._reduce(MAX, tf.cast(differ, tf.int32)) > 0,
+            lambda: (values, indices),
+            lambda: (tf.reduce_sum(tf.reshape(values, shape), 0), own),
         )
 
     def _assert_equal_shapes(

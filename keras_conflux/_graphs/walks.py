@@ -83,11 +83,16 @@ def flows_past(
     return any(id(each) in ends for each in walked(tensors, feeding))
 
 
-def is_constant(tensor: tf.Tensor) -> bool:
-    """Whether a tensor was computed from constants of its graph alone."""
+def is_constant(tensor: tf.Tensor, *ends: str) -> bool:
+    """Whether a tensor was computed from constants of its graph alone.
+
+    Operations of the types `ends` count as constants.
+    """
     return not any(
         each.op_def.is_stateful or each.type == "Placeholder"
-        for each in walked([tensor.op], before)
+        for each in walked(
+            [tensor.op], lambda x: () if x.type in ends else before(x)
+        )
     )
 
 
