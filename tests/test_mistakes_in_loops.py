@@ -419,3 +419,39 @@ def test_gradients_that_a_function_applies(way):
         assert kc.in_sync(applied(way, weighted))
     with pytest.warns(kc.ConfluxWarning, match="replicas|replica writes"):
         applied(way, lambda gradients, x: gradients)
+
+
+def mean_of_losses(metric, y, p):
+    metric.update_state(tf.reduce_mean((y - p) ** 2))
+
+
+def weighted_mean_of_losses(metric, y, p):
+    metric.update_state(tf.reduce_mean((y - p) ** 2), sample_weight=len(y))
+
+
+def mean_of_rows(metric, y, p):
+    metric.update_state((y - p) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("update", "count", "warns"),
+    [
+        (mean_of_losses, UNEVEN, True),
+        (mean_of_losses, EVEN, False),
+        (weighted_mean_of_losses, UNEVEN, False),
+        (mean_of_rows, UNEVEN, False),
+    ],
+)
+def test_a_metric_of_the_losses_of_uneven_parts(update, count, warns):
+    metric = kc.replicate(keras.metrics.Mean(), MANY)
+
+    @kc.withdevices
+    def step(y, p):
+        update(metric, y, p)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kc.ConfluxWarning)
+        step(*kc.split((Y[:count], X[:count, :1]), MANY))
+    assert [COUNTS in str(each.message) for each in caught] == [True] * warns
+    alone = float(np.mean((Y[:count] - X[:count, :1]) ** 2))
+    assert (float(metric.result()) != pytest.approx(alone, rel=1e-5)) == warns

@@ -155,13 +155,13 @@ class Given:
             )
         elif differ:
             warn(
-                f"{name}: `allreduce('mean', ...)` counts all replicas alike, "
-                "and their parts of the batch have different numbers of "
-                "samples, so it is not the mean over samples. Write "
-                "`keras_conflux.allreduce('mean', ..., weight=len(x))`, where "
-                "`x` is the replica's part, outside of replicas "
-                "`weight=[len(part) for part in x]`, or draw batches that the "
-                "number of replicas divides."
+                f"{name}: a mean counts all replicas alike, and their parts of "
+                "the batch have different numbers of samples, so it is not the "
+                "mean over samples. Where `x` is the replica's part, write "
+                "`keras_conflux.allreduce('mean', ..., weight=len(x))`, and "
+                "`metric.update_state(loss, sample_weight=len(x))`; outside of "
+                "replicas `weight=[len(part) for part in x]`. Or draw batches "
+                "that the number of replicas divides."
             )
         return differ
 

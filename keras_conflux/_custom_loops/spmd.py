@@ -396,6 +396,7 @@ class _Compiled:
                 step.graph = program.graph
                 warn_of_plain_variables(step)
                 program.graph.conflux_program = program
+                self._counts_alike |= steps.UserReductions.of(step).counts_parts
             output = self._watchdog.mark_end(index, output)
         outputs[index] = output
 

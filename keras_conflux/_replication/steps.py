@@ -184,6 +184,9 @@ def entered(step: Step | None) -> contextlib.AbstractContextManager[None]:
 class UserReductions(Part):
     """The results of the user's own collectives in a step."""
 
+    counts_parts = False
+    """Whether a metric counts the part of a replica as one sample."""
+
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._leaves: list[Any] = []

@@ -6,6 +6,7 @@ While steps run, each replica counts its own samples.
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import COUNTED
@@ -186,3 +187,13 @@ def adds(write: tf.Operation) -> bool:
             return False
         value = terms[0]
     return value.op.type == "ReadVariableOp"
+
+
+def adds_one(write: tf.Operation) -> bool:
+    """Whether a write adds one to a copy, whatever the replica's part has."""
+    is_added = write.type == "AssignAddVariableOp"
+    if not is_added and write.type != "AssignVariableOp":
+        return False
+    value = write.inputs[1]
+    terms = value.op.inputs if value.op.type in SUMS else [value] * is_added
+    return any(np.array_equal(tf.get_static_value(x), 1) for x in terms)

@@ -215,6 +215,8 @@ def _is_right_in_loop(
     within = (effects.writes_within(x, handle, callers) for x in writes)
     found = [*itertools.chain.from_iterable(within)]
     if state.is_sum(variable):
+        reductions = UserReductions.of(step)
+        reductions.counts_parts |= any(map(late_writes.adds_one, found))
         return all(map(late_writes.adds, found))
     if not isinstance(variable, tf.distribute.DistributedValues):
         return alone or any(x.type.startswith("Rng") for x in found)
