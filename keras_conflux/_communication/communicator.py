@@ -39,6 +39,7 @@ from keras_conflux._communication.transports.in_graph import all_reduce_eagerly
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
+from keras_conflux._communication.transports.xla import SleepingThreads
 from keras_conflux._communication.transports.xla import XlaNccl
 from keras_conflux._compat import replicas_in_turn
 from keras_conflux._compat import tensorflow_internals
@@ -146,6 +147,7 @@ class Communicator:
         self._latest = Trace(len(self.devices))
         self._lock = threading.RLock()
         self._running: Any = None
+        self._threads = SleepingThreads()
         self._group_key = _new_group_key(self.devices)
         with tf.init_scope():
             self._in_xla = XlaNccl(
@@ -194,6 +196,10 @@ class Communicator:
     def supports_xla(self) -> bool:
         """Whether XLA programs can use it: not on several CPU devices."""
         return self.size == 1 or self.on_gpu
+
+    def spares_threads(self, name: str) -> bool:
+        """Whether the next execution of `name` should be none by XLA."""
+        return self.on_gpu and self.size > 1 and self._threads.are_many(name)
 
     def all_reduce(
         self, tensor: tf.Tensor, index: int, op: Op, in_xla: bool = False

@@ -119,10 +119,7 @@ def withdevices(
 ) -> PerDeviceFunction[P, Replicas[R]]: ...
 @overload
 def withdevices(
-    fn: None = None,
-    *,
-    devices: DevicesLike = None,
-    jit_compile: bool = False,
+    fn: None = None, *, devices: DevicesLike = None, jit_compile: bool = False
 ) -> Decorator: ...
 def withdevices(
     fn: Callable[..., Any] | None = None,
@@ -191,7 +188,7 @@ def withdevices(
             withdevices, devices=devices, jit_compile=jit_compile
         )
     arguments.assert_is(fn, Callable, "a function that is run on every device")
-    functions: dict[ReplicatedStrategy, _Compiled] = {}
+    functions: dict[tuple[ReplicatedStrategy, bool], _Compiled] = {}
 
     @functools.cache
     def chosen() -> set[tuple[Device, ...]]:
@@ -200,9 +197,12 @@ def withdevices(
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Replicas[Any]:
         strategy = _strategy(chosen, (args, kwargs))
-        if strategy not in functions:
-            functions[strategy] = _Compiled(fn, strategy, jit_compile)
-        compiled, arguments = functions[strategy], (args, kwargs)
+        spares = jit_compile and strategy.communicator.spares_threads(_name(fn))
+        compiles = jit_compile and not spares
+        key = strategy, compiles
+        if key not in functions:
+            functions[key] = _Compiled(fn, strategy, compiles)
+        compiled, arguments = functions[key], (args, kwargs)
         if tf.distribute.get_strategy() is strategy:
             return compiled(arguments)
         return outside_of_strategies(functools.partial(compiled, arguments))
@@ -228,7 +228,7 @@ class _Compiled:
         jit_compile: bool,
         is_users: bool = True,
     ) -> None:
-        self._name = getattr(fn, "__qualname__", type(fn).__qualname__)
+        self._name = _name(fn)
         self._strategy = strategy
         self._devices = strategy.devices
         self._failed: list[tuple[int | None, Exception]] = []
@@ -434,6 +434,10 @@ class _Compiled:
                 f"of {self._name}, run by withdevices."
             )
         return error
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
 
 
 def _through_xla(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,13 +1,21 @@
-"""Reduces, scatters and gathers inside XLA programs, between GPUs."""
+"""Reduces, scatters and gathers inside XLA programs, between GPUs.
+
+It also counts the threads that executions of these programs leave.
+"""
 
 import functools
+import math
+import resource
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
@@ -18,6 +26,10 @@ from keras_conflux._devices.device import Device
 
 _GATHERS, _SCATTERS = 1 << 20, 1 << 21
 """The numbers from which channels are counted, far from TensorFlow's own."""
+CHECKED_EVERY = 64
+"""After how many executions threads are counted again."""
+_FEW = 1000
+"""A process with no more threads has none to save."""
 
 
 class XlaNccl:
@@ -84,10 +96,7 @@ class XlaNccl:
         return tensorflow_xla.reduce_scatter(flat, self._size, channel)
 
     def all_gather(
-        self,
-        parts: Sequence[tf.Tensor],
-        call: int,
-        after: Sequence[tf.Tensor],
+        self, parts: Sequence[tf.Tensor], call: int, after: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Joins parts. An entry of each `after` travels along."""
         self._say_devices()
@@ -138,3 +147,63 @@ class XlaNccl:
         return tf.reshape(
             reduced, shape if shape.is_fully_defined() else tf.shape(tensor)
         )
+
+
+class SleepingThreads:
+    """Threads that TensorFlow leaves asleep after programs with collectives.
+
+    Each execution leaves one for each GPU, for 1,000 s (docs/notes/xla.md), and
+    Linux aborts a process that asks for too many.
+    """
+
+    def __init__(self) -> None:
+        self._executions = 0
+        self._are_many = self._has_warned = False
+
+    def are_many(self, name: str) -> bool:
+        """Whether the next execution of `name` should leave none.
+
+        All processes ask before each execution.
+        """
+        if self._executions % CHECKED_EVERY == 0:
+            used, limit = threads_and_limit()
+            own = used > max(_FEW, 0.75 * limit)
+            self._are_many = any(all_gather_json(f"threads of {name}", own))
+            if self._are_many and not self._has_warned:
+                self._has_warned = True
+                warn(
+                    f"{name}: this process has {used:,} threads, and Linux "
+                    f"aborts it at {limit:,.0f}. After each execution by XLA "
+                    "TensorFlow leaves a thread asleep for 1,000 s for each "
+                    "GPU (tensorflow/tensorflow#62466). Until some have ended, "
+                    "steps run without XLA, which is slower. Long executions "
+                    "leave few: `model.compile(steps_per_execution=32)` makes "
+                    "them so where a callback looks at each batch, and a call "
+                    "of `withdevices` may take several steps. Or raise the "
+                    "limit: `kernel.pid_max`, `vm.max_map_count`, `ulimit -u`."
+                )
+        self._executions += 1
+        return self._are_many
+
+
+def threads_and_limit() -> tuple[int, float]:
+    """Returns how many threads this process has, and may have."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    own = int(fields[17])
+    of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    group = Path("/sys/fs/cgroup")
+    limits = (
+        _number(Path("/proc/sys/vm/max_map_count")) / 2,  # a stack has two
+        _number(Path("/proc/sys/kernel/pid_max")),
+        _number(Path("/proc/sys/kernel/threads-max")),
+        math.inf if of_user == resource.RLIM_INFINITY else of_user,
+        _number(group / "pids.max") - _number(group / "pids.current", 0) + own,
+    )
+    return own, min(limits)
+
+
+def _number(file: Path, otherwise: float = math.inf) -> float:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # there is no such limit
+        return otherwise

@@ -175,10 +175,7 @@ def _config(
 
 
 def _call(
-    target: str,
-    operands: list[tf.Tensor],
-    results: list[_Result],
-    config: str,
+    target: str, operands: list[tf.Tensor], results: list[_Result], config: str
 ) -> list[tf.Tensor]:
     """Calls cuDNN, and gives results of rank 4 the shape `(B, T, N, H)`."""
     shapes = [

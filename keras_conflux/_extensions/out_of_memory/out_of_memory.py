@@ -47,10 +47,7 @@ def skip_out_of_memory(
 ) -> SkippingFunction[P, Replicas[R] | None]: ...
 @overload
 def skip_out_of_memory(
-    fn: None = None,
-    *,
-    devices: DevicesLike = None,
-    jit_compile: bool = False,
+    fn: None = None, *, devices: DevicesLike = None, jit_compile: bool = False
 ) -> SkippingDecorator: ...
 def skip_out_of_memory(
     fn: Callable[..., Any] | None = None,

@@ -49,9 +49,7 @@ class HeldAttributes:
     """Attributes of an object, or what it tells, and changes; `None`'s none."""
 
     def __init__(
-        self,
-        owner: Any,
-        digest: Callable[[Any], Any] = plain_values.digest,
+        self, owner: Any, digest: Callable[[Any], Any] = plain_values.digest
     ) -> None:
         self._owner, self._digest = owner, digest
         self._any_words = isinstance(owner, _OF_LOGS)

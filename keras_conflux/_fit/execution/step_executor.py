@@ -227,6 +227,8 @@ class StepExecutor:
         first, self._is_first = self._is_first, False
         if not self._may_compile or (first and not _is_built(self._model)):
             return False
+        if self._strategy.communicator.spares_threads(self._name):
+            return False
         if shape in self._compiled or not self._compiled:
             return True
         return self._steps_as_graph[shape] >= STEPS_AS_GRAPH
