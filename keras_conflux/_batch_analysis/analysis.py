@@ -288,12 +288,10 @@ class _GraphReader:
         It may have written or not, so they hold one of several values. A value
         that is no mean has been exchanged there, or a warning tells of it.
         """
-        for tensor in operation.inputs:
-            if tensor.dtype != tf.resource:
-                continue
+        for tensor in effects.ordered_by(operation):
             handle = self._outermost(tensor)
             kinds = self._all.kinds_written(handle)
-            if not kinds or not effects.changes(operation, handle, self._graph):
+            if not kinds:
                 continue
             if id(handle) in self._around:
                 kinds.add(self._around[id(handle)])

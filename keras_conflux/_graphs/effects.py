@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from keras_conflux._graphs import bodies
+from keras_conflux._graphs import resources
 
 
 class Effect(enum.Flag):
@@ -113,8 +114,10 @@ def only_reads(operation: tf.Operation) -> bool:
 
 def ordered_by(operation: tf.Operation) -> list[tf.Tensor]:
     """Returns the resources by which TensorFlow orders an operation."""
+    given = [x for x in operation.inputs if x.dtype == tf.resource]
     find = auto_control_deps_utils.get_read_write_resource_inputs
-    return [*find(operation)[1]]
+    found = find(operation)[1] if given else ()
+    return [x for x in given if x in found]
 
 
 def writes_within(
@@ -136,12 +139,13 @@ def writes_within(
                     yield from writes_within(use, inside, callers)
 
 
-def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:
-    """Whether an operation of a graph, or one inside, may change a resource.
+def writes(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
+    """Yields a graph's resources, as known outside, and what may change them.
 
-    Its handle is the one that is known outside of all graphs.
+    That are operations of the graph, or such as run others inside.
     """
-    return any(
-        bodies.outermost(tensor, graph) is handle
-        for tensor in ordered_by(operation)
+    changed = functools.cache(
+        lambda x: {id(bodies.outermost(y, graph)) for y in ordered_by(x)}
     )
+    for handle, uses in resources.uses_of_resources(graph):
+        yield handle, [x for x in uses if id(handle) in changed(x)]

@@ -50,11 +50,7 @@ def _written(program: Any) -> list[tf.Variable]:
     handles: dict[int, Any] = {}
     listed: list[Any] = []
     for graph in tensorflow_tracing.traces_of(program):
-        handles |= {
-            id(handle): handle
-            for handle, uses in resources.uses_of_resources(graph)
-            if any(effects.changes(use, handle, graph) for use in uses)
-        }
+        handles |= {id(x): x for x, found in effects.writes(graph) if found}
         listed += graph.variables
     listed += map(resources.container_of, handles.values())
     known = [each for each in listed if each is not None]

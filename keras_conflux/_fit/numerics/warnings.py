@@ -3,7 +3,6 @@
 import functools
 import itertools
 from collections.abc import Iterable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -150,7 +149,7 @@ def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
     )
     found = [
         (handle, writes)
-        for handle, writes in _writes(step)
+        for handle, writes in effects.writes(step.graph)
         if id(handle) not in known and not is_own_variable(handle)
     ]
     variables = resources.variables_behind([each for each, _ in found])
@@ -174,7 +173,7 @@ def _written_by_value(
     )
     return [
         (silent[id(handle)], writes)
-        for handle, writes in _writes(step)
+        for handle, writes in effects.writes(step.graph)
         if writes and id(handle) in silent
     ]
 
@@ -182,13 +181,6 @@ def _written_by_value(
 def _by_handle(variables: Iterable[keras.Variable]) -> dict[int, Any]:
     """Returns variables by the ids of the handles of their copies."""
     return {id(x.handle): v for v in variables for x in state.copies(v)}
-
-
-def _writes(step: Step) -> Iterator[tuple[Any, list[tf.Operation]]]:
-    """Yields a step's resources, and the operations that may write them."""
-    for handle, uses in resources.uses_of_resources(step.graph):
-        writes = [x for x in uses if effects.changes(x, handle, step.graph)]
-        yield handle, writes
 
 
 def _is_right(
