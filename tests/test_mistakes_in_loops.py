@@ -284,6 +284,23 @@ def test_copies_that_do_not_add_up(write):
     assert warned[0].filename == __file__
 
 
+def test_each_metric_whose_copies_do_not_add_up_is_named():
+    metrics = [kc.replicate(Kept(keep_last), MANY) for _ in range(2)]
+    step = kc.withdevices(lambda x: [each.update_state(x) for each in metrics])
+    with pytest.warns(kc.ConfluxWarning, match="adds up the copies") as warned:
+        step(kc.split(X, MANY))
+    assert len(warned) == 2
+
+
+def test_a_variable_of_its_own_keeps_what_a_collective_returns():
+    """As the warning says."""
+    metric = Kept(keep_last)
+    metric.kept = keras.Variable(0.0)
+    kc.replicate(metric, MANY)
+    kc.withdevices(lambda x: metric.update_state(x))(kc.split(X, MANY))
+    assert float(metric.result()) == X.max()
+
+
 def add_in_a_function(kept, x):
     tf.function(lambda: add_and_reset(kept, x))()
 

@@ -314,6 +314,18 @@ def test_a_step_of_a_loop_warns_of_what_its_replicas_share(kind):
     assert caught[0].filename == __file__
 
 
+def test_what_each_replica_is_given_does_not_warn_in_a_loop():
+    given = kc.replicate([tf.Variable(1.0), keras.Variable(1.0)], devices=2)
+
+    @kc.withdevices
+    def step(given):
+        for each in given:
+            each.assign_add(kc.replica().index + 1.0)
+
+    step(given)
+    assert [[*map(float, each)] for each in given] == [[2, 2], [3, 3]]
+
+
 def test_copies_and_what_is_read_do_not_warn_in_a_loop():
     copies = kc.replicate(lambda: tf.Variable(0.0))
     shared, made = tf.Variable(1.0), []

@@ -71,9 +71,8 @@ def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
 
 
 def _is_known(part: Any) -> bool:
-    if isinstance(part, _UNKNOWN) or part in _UNKNOWN_FUNCTIONS:
-        return False
-    return keras_models.is_of_keras(part)
+    is_unknown = isinstance(part, _UNKNOWN) or part in _UNKNOWN_FUNCTIONS
+    return not is_unknown and keras_models.is_of_keras(part)
 
 
 def warn_of_unknown_values(step: Step, key: str, what: str) -> None:
@@ -144,9 +143,8 @@ def warn_of_plain_variables(step: Step) -> None:
 
 def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
     """Returns variables the model does not know, and what may write them."""
-    known = _by_handle(
-        [*state.variables_of(step.model), *Writes.of(step).variables()]
-    )
+    kept = [*state.variables_of(step.model), *Writes.of(step).variables()]
+    known = _by_handle(kept)
     found = [
         (handle, writes)
         for handle, writes in effects.writes(step.graph)
@@ -160,16 +158,12 @@ def _written_by_value(
     step: Step,
 ) -> list[tuple[keras.Variable, list[tf.Operation]]]:
     """Returns the variables of layers that a step writes without Keras."""
-    owners = [
-        each
-        for each in state.stateful_objects(step.model)
-        if not isinstance(each, keras.optimizers.Optimizer)
-    ]
-    noted = {id(variable) for variable in Writes.of(step).variables()}
+    found = state.stateful_objects(step.model)
+    owners = [x for x in found if not isinstance(x, keras.optimizers.Optimizer)]
+    noted = {*map(id, Writes.of(step).variables())}
+    values = state.state_of(owners).values()
     silent = _by_handle(
-        variable
-        for variable in state.state_of(owners).values()
-        if id(variable) not in noted and not variable.trainable
+        x for x in values if id(x) not in noted and not x.trainable
     )
     return [
         (silent[id(handle)], writes)
@@ -211,6 +205,8 @@ def _is_right_in_loop(
         reductions.counts_parts |= any(map(late_writes.adds_one, found))
         return all(map(late_writes.adds, found))
     if not isinstance(variable, tf.distribute.DistributedValues):
+        own = map(state.backing, UserReductions.of(step).own)
+        alone |= any(each is variable for each in own)
         return alone or any(x.type.startswith("Rng") for x in found)
     if not state.is_mirrored(variable) or "local gradients" in step.warned:
         return True
@@ -225,7 +221,8 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
         f"{variable.dtype.name}"
     )
     has_copies = isinstance(variable, tf.distribute.DistributedValues)
-    key = "copies" if has_copies else f"variable {id(variable)}"
+    is_one = state.is_sum(variable) or not has_copies
+    key = f"variable {id(variable)}" if is_one else "copies"
     tell = functools.partial(step.warn_once, key, operation=write)
     if write.type.startswith("Rng"):
         tell(
@@ -235,14 +232,14 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
             "with another state. Draw by `keras.random` with a "
             "`keras.random.SeedGenerator`."
         )
-    elif step.model is None and state.is_sum(variable):
+    elif step.model is not None:
         tell(
-            f"each replica sets its copy of {variable.name!r}, and reading it "
-            "adds up the copies of all, so a largest value or a moving average "
-            "counts once for each. Only add to it in a step, or keep what a "
-            "collective returns in a `keras.Variable`."
+            f"a step writes the `tf.Variable` {described}. "
+            "Each replica writes it, so one device may leave it with another "
+            "value. Make it a `keras.Variable(..., trainable=False)`, or use "
+            "`self.add_weight` of a layer: both are kept as on one device."
         )
-    elif has_copies and step.model is None:
+    elif not is_one:
         tell(
             f"each replica writes to {variable.name!r} what it has computed of "
             "its own part of the batch, so the copies come apart until a step "
@@ -250,17 +247,18 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
             '`keras_conflux.allreduce("mean", layer.non_trainable_weights, '
             "weight=len(x))` after the call of a `BatchNormalization`."
         )
-    elif step.model is None:
+    elif has_copies:
+        tell(
+            f"each replica sets its copy of {variable.name!r}, and reading it "
+            "adds up the copies of all, so a largest value or a moving average "
+            "counts once for each. Only add to it in a step, or keep what a "
+            "collective returns in a `keras.Variable` that `add_weight` has "
+            "not made: `self.largest = keras.Variable(0.0)`."
+        )
+    else:
         tell(
             f"the replicas share the variable {described}, and each writes it. "
             "Make it in the strategy's scope, as by "
             "`keras_conflux.replicate(lambda: tf.Variable(...))`. Of a metric, "
             "write `keras_conflux.replicate(metric)`."
-        )
-    else:
-        tell(
-            f"a step writes the `tf.Variable` {described}. "
-            "Each replica writes it, so one device may leave it with another "
-            "value. Make it a `keras.Variable(..., trainable=False)`, or use "
-            "`self.add_weight` of a layer: both are kept as on one device."
         )
