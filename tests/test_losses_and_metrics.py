@@ -352,17 +352,47 @@ def test_metrics(part):
 
 # Keras takes one weight per entry for these, and a sample has several entries.
 UNWEIGHTED = {"BinaryIoU", "IoU", "MeanIoU"}
-WEIGHTED = [
-    row
-    for row in of_samples(METRICS)
-    if row[0] not in UNWEIGHTED and row[1] != "scalars"
-]
+OF_ROWS = [row for row in of_samples(METRICS) if row[1] != "scalars"]
+WEIGHTED = [row for row in OF_ROWS if row[0] not in UNWEIGHTED]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", in_parts(WEIGHTED, 12), ids=named)
 def test_metrics_with_weights(part):
     assert_equals_one_device(lambda: of_metrics(part), weighted=True)
+
+
+def seen(part: list, count: int, weighted: bool) -> list:
+    """Returns the results of metrics that a loop of the user's updates."""
+    keras.utils.set_random_seed(1)
+    kinds, found = zip(*made(metrics, part), strict=True)
+    kc.replicate(found, count)
+    data = []
+    for kind in kinds:
+        make, y_true = KINDS[kind]
+        y_pred = functools.reduce(lambda y, layer: layer(y), make(), X)
+        data.append((y_true, y_pred.numpy(), *[WEIGHTS] * weighted))
+
+    @kc.withdevices(devices=count)
+    def step(batch):
+        for metric, given in zip(found, batch, strict=True):
+            metric.update_state(*given)
+
+    for i in (0, 8, 16):
+        rows = keras.tree.map_structure(lambda x: x[i : i + 8], data)  # noqa: B023
+        step(kc.split(rows, count))
+    return [np.asarray(metric.result()) for metric in found]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("part", in_parts(OF_ROWS, 12), ids=named)
+def test_metrics_in_a_loop(part, weighted):
+    """They warn of nothing, either."""
+    part = [row for row in part if row in WEIGHTED] if weighted else part
+    many, one = (seen(part, count, weighted) for count in (min(3, MANY), 1))
+    for a, b in zip(many, one, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.long

@@ -312,6 +312,24 @@ def test_copies_that_add_up(write):
     assert float(metric.result()) == pytest.approx(5 * X.sum(), rel=1e-4)
 
 
+@pytest.mark.parametrize("first", ["zeros", "ones"])
+def test_a_metric_that_is_built_in_a_step(first):
+    class Built(Kept):
+        def __init__(self):
+            keras.metrics.Metric.__init__(self)
+            self.kept = None
+
+        def update_state(self, x):
+            if self.kept is None:
+                self.kept = self.add_variable((), first)
+            self.kept.assign(self.kept + tf.reduce_sum(x))
+
+    metric, alone = kc.replicate(Built(), MANY), Built()
+    kc.withdevices(lambda x: metric.update_state(x))(kc.split(X, MANY))
+    alone.update_state(X)
+    assert float(metric.result()) == pytest.approx(float(alone.result()))
+
+
 @pytest.mark.parametrize("write", [write_reduced, average])
 def test_copies_that_stay_equal(write):
     model = kc.replicate(network(normalized=True), MANY)

@@ -126,11 +126,13 @@ def writes_within(
     """Yields what writes a resource: an operation, or others that it runs.
 
     The operation's graph knows it by the handle. The callers get, by each graph
-    inside, the operation that runs it.
+    inside, the operation that runs it. First values are left out.
     """
     graphs = bodies.graphs_of(operation)
     if not graphs:
         yield operation
+    if graphs and operation.inputs[0].op.type == "VarIsInitializedOp":
+        return
     for body in filter(None, graphs):
         callers[body] = operation
         for inside, outside in bodies.arguments(operation, body):
