@@ -181,6 +181,82 @@ def test_losses_are_weighed_before_they_pass_a_collective(case):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
 
 
+def halves(kept, x):
+    return [each.value / 2 for each in kept]
+
+
+def halves_in_a_function(kept, x):
+    return tf.function(lambda: halves(kept, x))()
+
+
+def halves_after_a_choice(kept, x):
+    return tf.cond(kept[0][0, 0] > 0, lambda: halves(kept, x), lambda: kept)
+
+
+def shares(kept, x):
+    return [each.value / tf.cast(len(x), each.dtype) for each in kept]
+
+
+def other_halves(kept, x):
+    return [each.value / (2 + kc.replica().index) for each in kept]
+
+
+def noisy(kept, x):
+    return [each.value + tf.random.normal(each.shape) for each in kept]
+
+
+def applied_later(made, devices=MANY):
+    """Applies in a second step what is made of reduced, kept gradients."""
+    model = kc.replicate(network(), devices)
+    optimizer = kc.replicate(keras.optimizers.SGD(0.1), devices)
+    weights = model.trainable_variables
+    with kc.replicate(devices=devices).scope():
+        kept = [keras.Variable(tf.zeros_like(each)) for each in weights]
+
+    @kc.withdevices
+    def accumulate(x, y):
+        with tf.GradientTape() as tape:
+            loss = error(model, x, y)
+        found = weighted(tape.gradient(loss, weights), x)
+        for each, gradient in zip(kept, found, strict=True):
+            each.assign_add(gradient)
+
+    @kc.withdevices
+    def update(x):
+        optimizer.apply(made(kept, x), weights)
+
+    for _ in range(2):
+        accumulate(*kc.split((X, Y), devices))
+    for size in (EVEN, UNEVEN):  # the second is traced for any size
+        update(kc.split(X[:size], devices))
+    return model
+
+
+KEPT = [halves, halves_in_a_function, halves_after_a_choice]
+
+
+@pytest.mark.parametrize("made", KEPT)
+def test_gradients_that_are_made_of_equal_copies(made):
+    many, one = applied_later(made), applied_later(made, devices=1)
+    kc.assert_in_sync(many)
+    for a, b in zip(many.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("made", [shares, other_halves, noisy])
+def test_gradients_that_are_made_of_more_than_equal_copies(made):
+    with pytest.warns(kc.ConfluxWarning, match=TOUCHED):
+        model = applied_later(made)
+    assert not kc.in_sync(model)
+
+
+def test_gradients_that_are_made_of_sums():
+    metric = kc.replicate(keras.metrics.Sum(), MANY)
+    kc.withdevices(lambda x: metric.update_state(x))(kc.split(X, MANY))
+    with pytest.warns(kc.ConfluxWarning, match=TOUCHED):
+        applied_later(lambda kept, _: [x + metric.total.value for x in kept])
+
+
 def write_own(model, x):
     for variable in model.trainable_variables:
         variable.assign_sub(0.1 * tf.reduce_mean(x) * variable)

@@ -18,6 +18,7 @@ from keras_conflux._graphs import resources
 from keras_conflux._graphs.effects import Effect
 from keras_conflux._graphs.effects import effect_of
 from keras_conflux._graphs.effects import waits
+from keras_conflux._replication.state import is_mirrored
 
 
 def refuse_unequal(
@@ -37,11 +38,8 @@ def refuse_unequal(
 
 def _is_equal_outside(tensor: Any) -> bool:
     """Whether a capture of a trace is equal on all replicas."""
-    if tensor.dtype != tf.resource:
-        return True
     variable = resources.container_of(tensor)
-    on_read = tf.VariableSynchronization.ON_READ
-    return getattr(variable, "synchronization", None) != on_read
+    return variable is None or is_mirrored(variable)
 
 
 def _runs_collectives(operation: tf.Operation) -> bool:

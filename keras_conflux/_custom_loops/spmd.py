@@ -367,8 +367,9 @@ class _Compiled:
         given = list(zip(keras.tree.flatten(inputs), kinds, strict=True))
         rank = self._strategy.communicator.rank(replica_index())
         reductions = steps.UserReductions.of(step)
-        reductions.add([x for x, kind in given if kind in ("reduced", rank)])
-        reductions.own = [x for x, kind in given if kind == "own"]
+        alike = "shared", "reduced", rank
+        reductions.add([x for x, kind in given if kind in alike[1:]])
+        reductions.own = [x for x, kind in given if kind not in alike]
         return CommonProgram(inputs)
 
     def _finish(

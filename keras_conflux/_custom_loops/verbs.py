@@ -48,7 +48,7 @@ class Means(steps.Part):
     def note(self, tree: Tree, weight: Any) -> None:
         """Notes one. Values of gathered rows are not of parts."""
         known = steps.UserReductions.of(self.step).operations()
-        found = steps.operations_of(trees.flatten(tree))
+        found = [x.op for x in steps.symbolic(trees.flatten(tree))]
         if weight is None:
             depends = walks.depends_on(found, known)
             self.are_of_parts |= not known or not depends

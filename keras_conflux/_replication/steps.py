@@ -16,6 +16,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat.tensorflow_tracing import ranks_asked_in
 from keras_conflux._graphs import walks
 from keras_conflux._graphs.effects import waits
 
@@ -192,6 +193,8 @@ class UserReductions(Part):
         self._leaves: list[Any] = []
         self.own: list[Any] = []
         """The arguments of which each replica has its own, in a loop."""
+        self._graph = tf.compat.v1.get_default_graph()
+        self._asked = ranks_asked_in(self._graph)
 
     def __bool__(self) -> bool:
         return bool(self._leaves)
@@ -200,9 +203,13 @@ class UserReductions(Part):
         """Notes the result of one."""
         self._leaves.extend(trees.flatten(tree))
 
+    def know_rank(self) -> bool:
+        """Whether the program has asked for its rank since these are noted."""
+        return ranks_asked_in(self._graph) > self._asked
+
     def operations(self) -> list[tf.Operation]:
         """Returns the operations that make it."""
-        return operations_of(self._leaves)
+        return [value.op for value in symbolic(self._leaves)]
 
     def are_missing(
         self,
@@ -210,15 +217,11 @@ class UserReductions(Part):
         callers: Mapping[Any, tf.Operation] | None = None,
     ) -> bool:
         """Whether a replica's own values reach tensors past all collectives."""
-        found = _symbolic(tensors)
+        found = symbolic(tensors)
         return walks.flows_past(found, self.own, waits, callers or {})
 
 
-def operations_of(leaves: list[Any]) -> list[tf.Operation]:
-    """Returns the operations that make tensors, which may be sparse."""
-    return [value.op for value in _symbolic(leaves)]
-
-
-def _symbolic(leaves: Sequence[Any]) -> list[tf.Tensor]:
+def symbolic(leaves: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns the tensors of graphs, of sparse ones their values."""
     values = [getattr(leaf, "values", leaf) for leaf in leaves]
     return [value for value in values if tf.is_symbolic_tensor(value)]

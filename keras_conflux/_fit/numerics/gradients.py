@@ -16,14 +16,17 @@ from keras_conflux._fit.numerics import sparse_gradients
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.global_values import global_values
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
 from keras_conflux._graphs.effects import is_collective
+from keras_conflux._graphs.effects import only_reads
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.steps import UserReductions
-from keras_conflux._replication.steps import operations_of
+from keras_conflux._replication.steps import symbolic
 
 Summing: TypeAlias = Callable[[list[Any], list[Any] | None], list[Any]]
 
@@ -121,27 +124,24 @@ class Gradients(Exit):
             share = tf.where(tf.equal(rank_as_tensor(), 0), 1.0, 0.0)
         return _weighted(grads, trained, share)
 
-    def warn_if_local(
-        self, grads: list[Any], trained: list[Any] | None
-    ) -> None:
+    def warn_if_local(self, grads: list[Any], trained: list[Any]) -> None:
         """Warns of gradients that the user is to reduce, and has not."""
-        if "local gradients" in self.step.warned:
-            return
         if tf.executing_eagerly():  # nothing tells where a tensor comes from
             return
         reductions = UserReductions.of(self.step)
         known = {*map(id, reductions.operations())}
         local = [i for i, g in enumerate(grads) if reductions.are_missing([g])]
-        found = operations_of(grads)
-        made_by = walks.walked(found, walks.before)
+        found = symbolic(grads)
+        made_of = [*walks.walked(found, walks.made_of)]
+        made_by = [x.op for x in made_of if not bodies.is_eager(x)]
         if not local and (
             any(id(x) in known or is_collective(x) for x in made_by)
-            or all(x.type == "Placeholder" for x in found)  # writes will tell
+            or all(x.op.type == "Placeholder" for x in found)  # writes tell
+            or _are_alike(made_of, reductions)
         ):
             return
-        some = len(local) < sum(g is not None for g in grads)
-        named = [trained[i] for i in local] if trained and some else []
-        of = f" (of {state.name_of(named[0])})" if named else ""
+        some = trained and 0 < len(local) < sum(g is not None for g in grads)
+        of = f" (of {state.name_of(trained[local[0]])})" if some else ""
         self.step.warn_once(
             "local gradients",
             "an optimizer applies gradients that no `allreduce` has touched"
@@ -150,6 +150,20 @@ class Gradients(Exit):
             "weight=len(x))` before it, where `x` is the replica's part of the "
             "batch.",
         )
+
+
+def _are_alike(made_of: list[Any], reductions: UserReductions) -> bool:
+    """Whether tensors give the same on all replicas: equal copies, constants.
+
+    A replica that knows its rank may have constants of its own.
+    """
+    kept = [x for x in map(resources.container_of, made_of) if x is not None]
+    return (
+        not reductions.know_rank()
+        and all(map(state.is_mirrored, kept))
+        and {*map(id, reductions.own)}.isdisjoint(map(id, made_of))
+        and all(only_reads(x.op) for x in made_of if not bodies.is_eager(x))
+    )
 
 
 def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
@@ -185,14 +199,9 @@ def _summed_wholes(
     grads = shaped(repeatable(grads), sources)
     is_value = [is_overwritten(source) for source in sources]
     own = [i for i, value in enumerate(is_value) if not value]
-    sums = iter(
-        sparse_gradients.summed(
-            [grads[i] for i in own],
-            [sources[i] for i in own],
-            functools.partial(_summed, step=step),
-            step,
-        )
-    )
+    given = [grads[i] for i in own], [sources[i] for i in own]
+    reduce = functools.partial(_summed, step=step)
+    sums = iter(sparse_gradients.summed(*given, reduce, step))
     values = [grads[i] for i, value in enumerate(is_value) if value]
     maxima = iter(_maxima(values, step))
     grads = [next(maxima if value else sums) for value in is_value]

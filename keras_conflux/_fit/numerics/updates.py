@@ -64,21 +64,19 @@ def apply(
     _check_replicated(optimizer, given)
     _refuse_overwriting(optimizer, given, step)
     grads = gradients.repeatable(list(grads))
+    trained = keras_optimizers.trained_by(optimizer) if given is None else given
     if step is not None and step.batch_fraction is not None:
         accumulating = _accumulates(optimizer)
         Choices.of(step).note(f"applies the optimizer {optimizer.name!r}")
-        trained = given
-        if accumulating and given is None:
-            trained = keras_optimizers.trained_by(optimizer)
         grads = Gradients.of(step).to_apply(grads, trained, accumulating)
         with _applying(accumulating):
             return original(optimizer, grads, given)
     if step is None:
-        grads = gradients.shaped(grads, given)
+        grads = gradients.shaped(grads, trained)
         grads = replica_collectives().all_reduce("sum", grads)
     else:
-        Gradients.of(step).warn_if_local(grads, given)
-        model_options.warn_in_loop(step, given or [])
+        Gradients.of(step).warn_if_local(grads, trained)
+        model_options.warn_in_loop(step, trained)
     return _apply_equal(original, optimizer, grads, given)
 
 
