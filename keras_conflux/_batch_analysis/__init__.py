@@ -10,7 +10,7 @@ from keras_conflux._batch_analysis.analysis import (
     KindInference as KindInference,
 )
 from keras_conflux._batch_analysis.blocks import (
-    are_of_one_sample as are_of_one_sample,
+    are_of_a_sample as are_of_a_sample,
 )
 from keras_conflux._batch_analysis.blocks import counted_rows as counted_rows
 from keras_conflux._batch_analysis.blocks import split_blocks as split_blocks

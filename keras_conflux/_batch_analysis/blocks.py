@@ -98,9 +98,7 @@ def _wide(length: Any) -> Any:
     return length if isinstance(length, int) else tf.cast(length, tf.int64)
 
 
-def are_of_one_sample(
-    drawn: tf.Tensor, kind: Kind, kinds: KindInference
-) -> bool:
+def are_of_a_sample(drawn: tf.Tensor, kind: Kind, kinds: KindInference) -> bool:
     """Whether rows that follow each other are used as one sample's.
 
     They are as many as a multiple of the number of samples. `kind` is theirs

@@ -71,16 +71,12 @@ def _mean(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return inputs[0] if is_of_sums else _over_samples(MEAN)(operation, inputs)
 
 
-def _entries_of_sums(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
+def _sum_entries(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Moves or adds up entries of which each is a sum or a mean."""
     return inputs[0] if operation.inputs[0].shape.rank else None
 
 
-def _number_of_entries(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
+def _entry_count(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the product of a whole shape."""
     is_whole = operation.outputs[0].shape.rank == 0
     return count(inputs[0].regular) if is_whole else None
@@ -100,9 +96,7 @@ def _along_axes(position: int) -> tuple[Rule, ...]:
     )
 
 
-def _normalized(
-    operation: tf.Operation, inputs: list[Kind]
-) -> list[Kind] | None:
+def _normed(operation: tf.Operation, inputs: list[Kind]) -> list[Kind] | None:
     """Follows a normalization by moments that are given."""
     found = _biased(operation, inputs)
     if operation.get_attr("is_training") or found is None:
@@ -119,9 +113,7 @@ def _biased(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return inputs[0] if is_apart else None
 
 
-def _sum_per_channel(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
+def _channel_sums(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the gradient by a bias that was added to each sample."""
     if _biased(operation, inputs) is None:
         return None
@@ -161,7 +153,7 @@ def _scattered_sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 _EACH = Rule(_each_sample, ROWS, Form.EQUAL)
 _OF_PARTS = Rule(_each_sample, Form.DIVIDED, Form.EQUAL)
-_MOVED_SUMS = Rule(_entries_of_sums, LINEAR, Form.EQUAL, ...)
+_MOVED_SUMS = Rule(_sum_entries, LINEAR, Form.EQUAL, ...)
 RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of("All Any ArgMax ArgMin EuclideanNorm Max Min ReduceJoin", _EACH),
     "Sum": (
@@ -177,7 +169,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_mean, LINEAR, Form.EQUAL),
         _OF_PARTS,
     ),
-    "Prod": (Rule(_number_of_entries, Form.SHAPE, Form.EQUAL), _EACH),
+    "Prod": (Rule(_entry_count, Form.SHAPE, Form.EQUAL), _EACH),
     "L2Loss": (Rule(always(TOTAL), ROWS),),
     **rules_of("Cumsum ReverseV2", *_along_axes(1), _MOVED_SUMS),
     **rules_of("CumulativeLogsumexp Cumprod", *_along_axes(1)),
@@ -193,9 +185,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     **rules_of(
         "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3",
-        Rule(_normalized, ROWS, *[Form.EQUAL] * 4),
+        Rule(_normed, ROWS, *[Form.EQUAL] * 4),
     ),
-    "BiasAddGrad": (Rule(_sum_per_channel, ANY_ROWS),),
+    "BiasAddGrad": (Rule(_channel_sums, ANY_ROWS),),
     "BiasAdd": (
         Rule(_biased, ROWS, SAME),
         Rule(

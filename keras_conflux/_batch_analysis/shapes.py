@@ -124,9 +124,7 @@ def _tile(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind if known is not None and known[kind.axis] == 1 else None
 
 
-def _tiled_by_a_shape(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
+def _tiled_by_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows `tile(value, [n, 1])` of values without samples."""
     is_static = operation.inputs[0].shape.is_fully_defined()
     return _rows_of(inputs[1]) if is_static else None
@@ -160,8 +158,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Tile": (
         Rule(_tile, ANY_ROWS, Form.EQUAL),
         Rule(like(0), LINEAR, Form.EQUAL),
-        Rule(_tiled_by_a_shape, SAME, Form.SHAPE),
-        Rule(shape_alone(_tiled_by_a_shape), STATISTIC, Form.SHAPE),
+        Rule(_tiled_by_shape, SAME, Form.SHAPE),
+        Rule(shape_alone(_tiled_by_shape), STATISTIC, Form.SHAPE),
     ),
     "Range": (Rule(_range, Form.EQUAL, Form.COUNT, Form.EQUAL),),
 }

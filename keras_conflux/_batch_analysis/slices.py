@@ -23,12 +23,10 @@ from keras_conflux._batch_analysis.shapes import moved_sizes
 
 def _slice_of_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the samples' axis through `x[:, 0, ..., tf.newaxis]`."""
-    return _sliced(operation, inputs[0], operation.inputs[0].shape.rank)
+    return _cut(operation, inputs[0], operation.inputs[0].shape.rank)
 
 
-def _sliced(
-    operation: tf.Operation, kind: Kind, rank: int | None
-) -> Kind | None:
+def _cut(operation: tf.Operation, kind: Kind, rank: int | None) -> Kind | None:
     """Returns the kind of the part that is taken of rows of a rank."""
     attribute = operation.get_attr
     step = tf.get_static_value(operation.inputs[3])
@@ -65,7 +63,7 @@ def _slice_grad(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows rows to where they were taken from."""
     sizes, *_, values = inputs
     rank = operation.inputs[0].shape.num_elements()
-    found = _sliced(operation, values.at(sizes.axis), rank)
+    found = _cut(operation, values.at(sizes.axis), rank)
     return values.at(sizes.axis) if found == values else None
 
 
@@ -159,17 +157,13 @@ def _shape_of_taken(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return mixed_rows([indices], axis + indices.axis)
 
 
-def _looked_up_entries(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
+def _entries_found(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows entries of a table that samples look up by several numbers."""
     last = (operation.inputs[1].shape.rank or 0) - 1
     return inputs[1] if inputs[1].axis < last else None
 
 
-def _samples_at_places(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
+def _picked_samples(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows `gather_nd(rows, where(...))`, whose first number is a place."""
     values, places = inputs
     if values.entries is not Entries.ONE or values.axis != 0:
@@ -198,9 +192,7 @@ def _slice(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind if whole else None
 
 
-def _slice_to_a_shape(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
+def _slice_to_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows a slice of each sample, if the shape tells its size."""
     kind, _, sizes = inputs
     begin = static_value(operation.inputs[1])
@@ -249,14 +241,14 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "ResourceGather": (Rule(like(1), Form.EQUAL, ROWS),),
     "GatherNd": (
-        Rule(_looked_up_entries, SAME, ROWS),
-        Rule(_samples_at_places, Form.ROWS, Form.PLACES),
+        Rule(_entries_found, SAME, ROWS),
+        Rule(_picked_samples, Form.ROWS, Form.PLACES),
     ),
-    "ResourceGatherNd": (Rule(_looked_up_entries, Form.EQUAL, ROWS),),
+    "ResourceGatherNd": (Rule(_entries_found, Form.EQUAL, ROWS),),
     "Where": (Rule(_where, Form.ROWS),),
     "Slice": (
         Rule(_slice, ANY_ROWS, Form.EQUAL, Form.EQUAL),
-        Rule(_slice_to_a_shape, Form.ROWS, Form.EQUAL, Form.SHAPE),
+        Rule(_slice_to_shape, Form.ROWS, Form.EQUAL, Form.SHAPE),
         Rule(moved_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
         Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
     ),

@@ -319,9 +319,7 @@ class Communicator:
         if index == 0:
             del trace.signatures[before[1] :]
 
-    def trace_all_replicas(
-        self, run: Callable[[], Any], is_traced: bool
-    ) -> Any:
+    def trace_replicas(self, run: Callable[[], Any], is_traced: bool) -> Any:
         """Calls `run`, which traces all replicas, and compares their calls."""
         with self.tracing() as trace, self._alone(trace, is_traced):
             trace.is_in_turn = trace.graph is None and not is_traced

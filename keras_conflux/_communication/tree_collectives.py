@@ -141,7 +141,7 @@ class ReplicaCollectives:
 
             return self._scattered(flats, dtypes_of_sums), gradient
 
-        return _listed(scatter, flats)
+        return _list(scatter, flats)
 
     def _scattered(
         self, flats: Sequence[tf.Tensor], sums_in: Sequence[tf.DType]
@@ -164,7 +164,7 @@ class ReplicaCollectives:
         def join(*parts: tf.Tensor) -> Any:
             return self.gathered([*parts]), lambda *up: self.scattered(up)
 
-        return _listed(join, parts)
+        return _list(join, parts)
 
     @property
     def can_gather_again(self) -> bool:
@@ -418,9 +418,7 @@ GATHERED_TOGETHER = 1 << 25
 """About how many entries one collective joins."""
 
 
-def _listed(
-    function: Callable, tensors: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
+def _list(function: Callable, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns a list, of which an eager gradient gives one element bare."""
     return tf.nest.flatten(function(*tensors)) if tensors else []
 

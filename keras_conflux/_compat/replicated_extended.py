@@ -243,7 +243,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
             program = _with_these_context_variables(program)
         elif not is_function:
             run = functools.partial(run_in_turn, self._conflux_strategy)
-        return self._communicator.trace_all_replicas(
+        return self._communicator.trace_replicas(
             lambda: run(program, args, kwargs), is_function
         )
 

@@ -179,16 +179,14 @@ def _without(leaves_out: Grappler, executor: Any, serialized: bytes) -> Any:
     return context.FunctionCallOptions(executor, config)
 
 
-def leaving_out(
-    leaves_out: Grappler,
-) -> contextlib.AbstractContextManager[None]:
+def leaving_out(passes: Grappler) -> contextlib.AbstractContextManager[None]:
     """Has Grappler leave passes out in graphs that this thread runs."""
-    if leaves_out is Grappler.NOTHING:
+    if passes is Grappler.NOTHING:
         return contextlib.nullcontext()
     here: Any = context.context()
     before = here.function_call_options
     options = _without(
-        leaves_out, before.executor_type, before.config_proto_serialized
+        passes, before.executor_type, before.config_proto_serialized
     )
     return having(here, function_call_options=options)
 

@@ -115,7 +115,7 @@ PLACES = {
     "draw": Patched.NORMAL.path,
     "drop": Patched.DROPOUT.path,
     "rows that are drawn": f"{NUMERICS}.drawn_rows:DrawnRows._begins",
-    "use of rows": f"{NUMERICS}.draws:are_of_one_sample",
+    "use of rows": f"{NUMERICS}.draws:are_of_a_sample",
     "turns of a loop": f"{NUMERICS}.inner_graphs:_Loop.note_turns",
     "seed": Patched.NEXT_SEED.path,
     "show loss": Patched.UNSCALE_LOSS.path,

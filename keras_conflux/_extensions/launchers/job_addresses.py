@@ -28,7 +28,7 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     if not given.strip():
         _refuse_without_addresses(count, index)
         return None
-    addresses = _all_addresses(separated(given), count)
+    addresses = _addresses(separated(given), count)
     if index is None and len(addresses) > 1:
         raise ClusterError(
             f"{ADDRESSES} is set, but {INDEX} is not. Set it to a number from "
@@ -43,9 +43,7 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     )
 
 
-def _all_addresses(
-    addresses: Sequence[str], count: int | None
-) -> tuple[str, ...]:
+def _addresses(addresses: Sequence[str], count: int | None) -> tuple[str, ...]:
     """Returns one address per process; one may stand for ports of a host."""
     if count is None or len(addresses) == count:
         return tuple(addresses)

@@ -137,7 +137,7 @@ class Throughput(LogSource):
         values = self._stop(self._measured)
         if self._strategy.communicator.spans_processes:
             assert_same_place(f"the throughput of epoch {epoch}")
-            values = _of_all_processes(values)
+            values = _of_processes(values)
         if logs is not None:
             logs.update(
                 (self.prefix + key, values[key])
@@ -180,9 +180,7 @@ def _ratio(amount: float, of: float) -> float:
     return float(amount / of) if of > 0 else 0.0
 
 
-def _of_all_processes(
-    values: dict[str, float | None],
-) -> dict[str, float | None]:
+def _of_processes(values: dict[str, float | None]) -> dict[str, float | None]:
     """Returns the values of the slowest process, the same in all."""
     rows = gather_rows(np.array([values[key] or 0.0 for key in KEYS]))
     least, most = rows.min(0).tolist(), rows.max(0).tolist()

@@ -18,7 +18,7 @@ from keras_conflux._batch_analysis import COUNT
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
-from keras_conflux._batch_analysis import are_of_one_sample
+from keras_conflux._batch_analysis import are_of_a_sample
 from keras_conflux._batch_analysis import draws_shared_by_samples
 from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
@@ -81,7 +81,7 @@ class Draws(Exit):
         findings.by_sample.update(
             number
             for number, (drawn, kind) in self._joined.items()
-            if are_of_one_sample(drawn, kind, self.step.kinds)
+            if are_of_a_sample(drawn, kind, self.step.kinds)
         )
 
     def draw(

@@ -174,7 +174,7 @@ def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     parts = [i for i, x in enumerate(sources) if state.is_in_parts(x)]
     others = [i for i in range(len(grads)) if i not in parts]
     found = list(grads)
-    for places, total in ((others, _summed_wholes), (parts, _gathered)):
+    for places, total in ((others, _whole_sums), (parts, _gathered)):
         if places:
             own = [grads[i] for i in places], [sources[i] for i in places]
             for i, each in zip(places, total(*own, step), strict=True):
@@ -193,9 +193,7 @@ def _gathered(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     return found
 
 
-def _summed_wholes(
-    grads: list[Any], sources: list[Any], step: Step
-) -> list[Any]:
+def _whole_sums(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     grads = shaped(repeatable(grads), sources)
     is_value = [is_overwritten(source) for source in sources]
     own = [i for i, value in enumerate(is_value) if not value]

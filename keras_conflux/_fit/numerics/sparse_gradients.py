@@ -135,7 +135,7 @@ def _parts(
         elif _DISTINCT.get(origin.op.type) == origin.value_index:
             yield _Part(rows, keys=tf.reshape(origin, [-1]))
         else:
-            _warn_if_distinct_before(origin, source, step)
+            _warn_if_distinct(origin, source, step)
             yield _Part(rows)
 
 
@@ -193,9 +193,7 @@ def _is_equal(tensor: tf.Tensor, step: Step) -> bool:
     return step.kinds.of(tensor) == EQUAL
 
 
-def _warn_if_distinct_before(
-    origin: tf.Tensor, source: Any, step: Step
-) -> None:
+def _warn_if_distinct(origin: tf.Tensor, source: Any, step: Step) -> None:
     graph = origin.graph
     distinct = [op for op in graph.get_operations() if op.type in _DISTINCT]
     if not distinct or not walks.depends_on([origin.op], distinct):

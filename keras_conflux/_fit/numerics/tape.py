@@ -89,7 +89,7 @@ def gradient(
         with contextlib.ExitStack() as contexts:
             for each in _contexts:
                 contexts.enter_context(each(step, flat, found))
-            found += _by_own_rows(
+            found += _by_rows(
                 functools.partial(
                     original,
                     tape,
@@ -113,9 +113,7 @@ def left_alone(original: Callable, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
 
-def _by_own_rows(
-    original: Callable, sources: list[Any], step: Step
-) -> list[Any]:
+def _by_rows(original: Callable, sources: list[Any], step: Step) -> list[Any]:
     """Differentiates also by the replacements of a source."""
     places = [OwnRows.of(step).of_tensor(source) for source in sources]
     found = original(sources=[*sources, *itertools.chain(*places)])
