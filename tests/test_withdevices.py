@@ -702,3 +702,55 @@ def test_a_batch_that_is_not_split_warns_once():
     ]:
         step()(*args)
     kc.withdevices(lambda x: x, devices=1)(x)
+
+
+def by_keras(y, p):
+    return keras.losses.MeanSquaredError()(y, p)
+
+
+def by_hand(y, p):
+    return tf.reduce_mean((y - p) ** 2)
+
+
+@pytest.mark.parametrize("loss_of", [by_keras, by_hand])
+@pytest.mark.parametrize("sizes", [[1], [MANY - 1, 2 * MANY], [7, 2, 1]])
+def test_losses_of_batches_with_few_samples(loss_of, sizes):
+    """A replica without samples adds nothing to metrics, such as NaN."""
+    metrics = kc.replicate(
+        lambda: [
+            keras.metrics.Mean(),
+            keras.metrics.MeanSquaredError(),
+            keras.metrics.F1Score(threshold=0.5),
+        ],
+        MANY,
+    )
+    latest = kc.replicate(keras.metrics.Mean, MANY)
+    alone = [
+        keras.metrics.MeanSquaredError(),
+        keras.metrics.MeanSquaredError(),
+        keras.metrics.F1Score(threshold=0.5),
+    ]
+
+    @kc.withdevices
+    def step(y, p):
+        loss = loss_of(y, p)
+        metrics[0].update_state(loss, sample_weight=len(y))
+        latest.reset_state()
+        latest.update_state(loss, sample_weight=len(y))
+        metrics[1].update_state(y, p)
+        metrics[2].update_state(tf.cast(y > 0.5, y.dtype), p)
+        return kc.allreduce("mean", loss, weight=len(y))
+
+    rng = np.random.default_rng(0)
+    for size in sizes:
+        y, p = rng.normal(size=(2, size, 1)).astype("float32")
+        loss = float(np.mean((y - p) ** 2))
+        assert [*map(float, step(*kc.split((y, p), MANY)))] == pytest.approx(
+            [loss] * MANY, rel=1e-5
+        )
+        assert float(latest.result()) == pytest.approx(loss, rel=1e-5)
+        for each in alone[:2]:
+            each.update_state(y, p)
+        alone[2].update_state((y > 0.5).astype("float32"), p)
+    for one, other in zip(metrics, alone, strict=True):
+        np.testing.assert_allclose(one.result(), other.result(), rtol=1e-5)

@@ -132,11 +132,25 @@ class Given:
         """The indices of replicas with parts that have no samples."""
         return [
             index
-            for index, parts in enumerate(zip(*self.split, strict=True))
-            if any(
-                0 in getattr(x, "shape", ())[:1] for x in trees.flatten(parts)
-            )
+            for index, own in enumerate(zip(*self.split, strict=True))
+            if any(0 in getattr(x, "shape", ())[:1] for x in trees.flatten(own))
         ]
+
+    def opened(self, parts: list[Tree]) -> list[Tree]:
+        """Returns all parts with any number of rows, to trace for.
+
+        Keras returns a loss per sample where it knows that there is none.
+        """
+        kinds = iter(self.kinds * len(parts))
+
+        def open_(leaf: Any) -> Any:
+            is_own = next(kinds) == "own" and isinstance(leaf, _ARRAYS)
+            if not is_own or not leaf.ndim:
+                return leaf
+            return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+        found: Any = keras.tree.map_structure(open_, parts)
+        return found if self.empty else parts
 
     def warn_of_mean(self, name: str, is_weighted: bool) -> bool:
         """Warns of a mean over uneven parts, and tells if it has."""

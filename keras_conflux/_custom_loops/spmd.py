@@ -302,7 +302,7 @@ class _Compiled:
                 sums = [each.checksum for each in given.split]
                 if self._calls == 1 and any(sums):
                     assert_same_batches("split", sums)
-                outputs = self._run(signature, parts, given.kinds)
+                outputs = self._run(signature, parts, given)
                 promotion.give_back_seed()
         except BaseException as error:
             raise self._explain(error, given.empty) from None
@@ -319,21 +319,19 @@ class _Compiled:
         given = {*self._weights.values()}
         return len(self._weights) > 1 and len(given) == 1 and given != {()}
 
-    def _run(
-        self, signature: Any, parts: list[Tree], kinds: tuple[Kind, ...]
-    ) -> list[Any]:
+    def _run(self, key: Any, parts: list[Tree], given: Given) -> list[Any]:
         """Traces the program if it has to be, and runs it when all agree."""
         what = f"call {self._calls} of {self._name}"
-        arguments = parts, kinds
+        arguments = parts, given.kinds
         if not tensorflow_tracing.may_run_in_another_thread():
             assert_same_place(what)
             with tensorflow_tracing.leaving_out(self._leaves_out):
                 return self._function(*arguments)
-        program = self._traced.get(signature)
+        program = self._traced.get(key)
         if program is None:
-            program = self._trace(*arguments)
+            program = self._trace(given.opened(parts), given.kinds)
             if are_tensors(parts):
-                self._traced[signature] = program
+                self._traced[key] = program
         traced = program.graph.conflux_program
         if self._is_users:
             alike = traced.agree(what, common_state.sums_of_assigned())
@@ -370,6 +368,10 @@ class _Compiled:
         alike = "shared", "reduced", rank
         reductions.add([x for x, kind in given if kind in alike[1:]])
         reductions.own = [x for x, kind in given if kind not in alike]
+        parts = [x for x in reductions.own if tf.is_tensor(x) and x.shape.rank]
+        if parts and not any(x.shape[0] for x in parts):
+            most = tf.reduce_max([tf.shape(x)[0] for x in parts])
+            reductions.has_rows = most > 0
         return CommonProgram(inputs)
 
     def _finish(

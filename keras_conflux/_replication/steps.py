@@ -187,6 +187,8 @@ class UserReductions(Part):
 
     counts_parts = False
     """Whether a metric counts the part of a replica as one sample."""
+    has_rows: Any = None
+    """Whether the parts of a replica in a loop have rows, if not known."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)

@@ -28,8 +28,6 @@ _GATHERS, _SCATTERS = 1 << 20, 1 << 21
 """The numbers from which channels are counted, far from TensorFlow's own."""
 CHECKED_EVERY = 64
 """After how many executions threads are counted again."""
-_FEW = 1000
-"""A process with no more threads has none to save."""
 
 
 class XlaNccl:
@@ -161,13 +159,10 @@ class SleepingThreads:
         self._are_many = self._has_warned = False
 
     def are_many(self, name: str) -> bool:
-        """Whether the next execution of `name` should leave none.
-
-        All processes ask before each execution.
-        """
+        """Whether an execution should leave none; all processes ask alike."""
         if self._executions % CHECKED_EVERY == 0:
             used, limit = threads_and_limit()
-            own = used > max(_FEW, 0.75 * limit)
+            own = used > max(1000, 0.75 * limit)
             self._are_many = any(all_gather_json(f"threads of {name}", own))
             if self._are_many and not self._has_warned:
                 self._has_warned = True

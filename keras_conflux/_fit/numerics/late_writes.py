@@ -24,6 +24,7 @@ from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
+from keras_conflux._replication.steps import UserReductions
 
 SUMS = ("Add", "AddV2", "Sub")
 """Operations that add a change to a variable's former value."""
@@ -60,6 +61,21 @@ def own_share(
         value = tf.where(step.batch_fraction > 0, value, without_samples)
     step.kinds.mark(value, COUNTED)
     return value
+
+
+def of_rows(variable: keras.Variable, value: Any, step: Step) -> Any:
+    """Returns what a replica in a loop writes, nothing new without rows.
+
+    A mean of no rows is NaN. Functions of users are kept for other graphs.
+    """
+    has_rows = UserReductions.of(step).has_rows
+    if has_rows is None or tf.get_static_value(value) is not None:
+        return value
+    graph: Any = tf.compat.v1.get_default_graph()
+    if (graph.outer_graph if step.in_xla else graph) is not has_rows.graph:
+        return value
+    value = keras_variables.as_tensor(value, variable.dtype)
+    return tf.where(has_rows, value, variable.value)
 
 
 def _share_of_turns(
@@ -180,13 +196,17 @@ def adds(write: tf.Operation) -> bool:
         return not known.any()
     uses = write.inputs[0].consumers()
     reads = [x for x in uses if x.type == "ReadVariableOp"]
-    while value.op.type in (*SUMS, "Identity", "Cast"):
-        given = value.op.inputs
+    return _is_sum_with(value, reads)
+
+
+def _is_sum_with(value: tf.Tensor, reads: list[tf.Operation]) -> bool:
+    kind, given = value.op.type, value.op.inputs
+    if kind == "SelectV2":
+        return all(_is_sum_with(x, reads) for x in given[1:])
+    if kind in (*SUMS, "Identity", "Cast"):
         terms = [x for x in given if walks.depends_on([x.op], reads)]
-        if len(terms) != 1:
-            return False
-        value = terms[0]
-    return value.op.type == "ReadVariableOp"
+        return len(terms) == 1 and _is_sum_with(terms[0], reads)
+    return kind == "ReadVariableOp"
 
 
 def adds_one(write: tf.Operation) -> bool:
@@ -195,5 +215,7 @@ def adds_one(write: tf.Operation) -> bool:
     if not is_added and write.type != "AssignVariableOp":
         return False
     value = write.inputs[1]
+    if value.op.type == "SelectV2":  # of `of_rows`
+        value = value.op.inputs[1]
     terms = value.op.inputs if value.op.type in SUMS else [value] * is_added
     return any(np.array_equal(tf.get_static_value(x), 1) for x in terms)

@@ -39,9 +39,11 @@ _Values = list[tf.Tensor]
 
 def assign(original: Callable, variable: Any, value: Any) -> Any:
     """Writes to a variable, which a step of `fit` notes."""
-    writes = _recording()
+    writes, step = _recording(), steps.current()
     if writes is not None:
         value = writes.to_write(variable, value)
+    elif step is not None and is_counter(variable):
+        value = late_writes.of_rows(variable, value, step)
     return original(variable, value)
 
 
@@ -220,7 +222,7 @@ class Writes(Exit):
                     continue
                 except NotDerivable:
                     _warn_of_weight(self.step, weight)
-            elif values and not self._are_averaged_well(weight, values):
+            elif values and not self._averages_well(weight, values):
                 _warn_of_inner_write(self.step, weight)
             unclear.append(weight)
         self._reduce_by_change(unclear)
@@ -253,9 +255,7 @@ class Writes(Exit):
             for value in values
         )
 
-    def _are_averaged_well(
-        self, weight: keras.Variable, values: _Values
-    ) -> bool:
+    def _averages_well(self, weight: keras.Variable, values: _Values) -> bool:
         """Whether a mean of values that inner graphs write is one device's."""
         if id(weight) in self._own_statistics:
             return True
