@@ -28,6 +28,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._fit.input import specs
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.replicas import as_replicas
 
@@ -136,21 +137,20 @@ class Given:
             if any(0 in getattr(x, "shape", ())[:1] for x in trees.flatten(own))
         ]
 
-    def opened(self, parts: list[Tree]) -> list[Tree]:
+    def opened(self, parts: list[Tree]) -> Any:
         """Returns all parts with any number of rows, to trace for.
 
         Keras returns a loss per sample where it knows that there is none.
         """
+        if not self.empty:
+            return parts
         kinds = iter(self.kinds * len(parts))
 
         def open_(leaf: Any) -> Any:
             is_own = next(kinds) == "own" and isinstance(leaf, _ARRAYS)
-            if not is_own or not leaf.ndim:
-                return leaf
-            return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+            return specs.spec_of_any(leaf) if is_own else leaf
 
-        found: Any = keras.tree.map_structure(open_, parts)
-        return found if self.empty else parts
+        return keras.tree.map_structure(open_, parts)
 
     def warn_of_mean(self, name: str, is_weighted: bool) -> bool:
         """Warns of a mean over uneven parts, and tells if it has."""
