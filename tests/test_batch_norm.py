@@ -102,6 +102,37 @@ def test_normalizes_what_a_mask_leaves_as_one_device(when):
     kc.assert_in_sync(many)
 
 
+LOSSES = {
+    "mean": lambda off, w: keras.ops.mean(off**2),
+    "sum": lambda off, w: keras.ops.sum(off**2),
+    "weighted mean": lambda off, w: (
+        keras.ops.sum(off**2 * w) / keras.ops.sum(w)
+    ),
+    "norm": lambda off, w: keras.ops.norm(off),
+    "largest": lambda off, w: keras.ops.max(off**2),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("samples", [1, MANY - 1, MANY + 1])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_replica_without_samples_has_no_share_in_gradients(loss, samples):
+    def step_loss(y_true, y_pred):
+        return loss(y_true - y_pred, keras.ops.abs(y_true))
+
+    one, many = nested(), nested()
+    for model in (one, many):
+        model.compile(keras.optimizers.SGD(0.05), step_loss, jit_compile=False)
+    before(many)
+    some = X[: 6 + samples], Y[: 6 + samples]
+    histories = [
+        model.fit(*some, batch_size=6, epochs=2, shuffle=False, verbose=0)
+        for model in (one, many)
+    ]
+    assert_same_training(one, many, *histories)
+    kc.assert_in_sync(many)
+
+
 @pytest.mark.long
 @several
 def test_what_was_traced_is_forgotten():

@@ -86,9 +86,7 @@ class OwnGradients:
         except NotDerivable:
             return True
 
-    def mixes(
-        self, operation: tf.Operation, given: Iterable[tf.Tensor]
-    ) -> bool:
+    def mixes(self, operation: tf.Operation, given: Iterable[Any]) -> bool:
         """Whether a gradient that a program defines depends on all samples.
 
         The derivatives by rows have to belong to each row, and derivatives by a

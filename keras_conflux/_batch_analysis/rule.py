@@ -220,16 +220,12 @@ MOVES: dict[str, Callable[..., Any]] = {
     "ConcatV2": lambda _, *parts: np.concatenate(parts[:-1], parts[-1]),
     "DynamicStitch": _stitched,
     "GatherV2": lambda _, sizes, places, __: sizes[places.astype(int)],
-    "Pack": lambda operation, *parts: np.stack(
-        parts, operation.get_attr("axis")
-    ),
+    "Pack": lambda made, *parts: np.stack(parts, made.get_attr("axis")),
     "ParallelDynamicStitch": _stitched,
     "Slice": _sliced,
-    "Split": lambda operation, _, sizes: np.split(
-        sizes, len(operation.outputs)
-    ),
-    "SplitV": lambda operation, sizes, *_: np.split(
-        sizes, np.cumsum([x.shape[0] for x in operation.outputs])[:-1]
+    "Split": lambda made, _, sizes: np.split(sizes, len(made.outputs)),
+    "SplitV": lambda made, sizes, *_: np.split(
+        sizes, np.cumsum([x.shape[0] for x in made.outputs])[:-1]
     ),
     "StridedSlice": _strided,
     "Unpack": lambda _, sizes: [*sizes],

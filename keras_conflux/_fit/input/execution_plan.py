@@ -83,9 +83,8 @@ class ExecutionPlan:
         chooses = plan.compiled and not any(map(needs_every_batch, callbacks))
         if strategy.communicator.spans_processes:
             chooses = chooses and not plan.is_local
-            chooses = all(
-                all_gather_json(f"executions of {model.name}", chooses)
-            )
+            all_choose = all_gather_json(f"steps of {model.name}", chooses)
+            chooses = all(all_choose)
         weakly = weakref.ref(model)  # which holds the iterators that follow it
         return dataclasses.replace(
             plan,

@@ -164,7 +164,7 @@ class StepGroups:
                 asked = time.monotonic()
                 drawn = self._next_execution(epoch)
                 self._draw_ahead(epoch, drawn)
-                end = self._last_step(epoch, first, drawn)
+                end = self._last_of(drawn, epoch, first)
                 began = time.monotonic()
                 yield (
                     first,
@@ -219,9 +219,7 @@ class StepGroups:
         self._steps.agree()
         return dataclasses.replace(drawn, batches=batches, count=count)
 
-    def _last_step(
-        self, epoch: _RunningEpoch, first: int, drawn: _Drawn
-    ) -> int:
+    def _last_of(self, drawn: _Drawn, epoch: _RunningEpoch, first: int) -> int:
         """Advances Keras' enumeration to the last step of an execution."""
         if self._steps.requested == 1:
             for _ in range(drawn.count - 1):
@@ -231,14 +229,12 @@ class StepGroups:
             epoch.note_batch(last, drawn.last)
         return last
 
-    def _draw(
-        self, source: Any, maximum: int, budget: PrefetchBudget
-    ) -> _Drawn:
+    def _draw(self, source: Any, most: int, budget: PrefetchBudget) -> _Drawn:
         """Draws batches until the budget is spent, and moves them."""
         epoch = self._epoch
-        batches, error = self._next_batches(epoch, source, maximum, budget)
+        batches, error = self._next_batches(epoch, source, most, budget)
         count = len(batches)
-        in_time = count == maximum and budget.can_move(count)
+        in_time = count == most and budget.can_move(count)
         if self._steps.chosen_here and error is None and not in_time:
             count = budget.fitting(min(self._steps.next, count))
             batches, epoch.waiting = batches[:count], batches[count:]

@@ -312,9 +312,8 @@ def synchronized_moments(
     """Mean and variance over the samples of all replicas, in one reduction."""
     if not in_replica():
         return original(x, axes, keepdims)
-    total, squares, count = _sums_of_all(
-        (x, tf.square(x), tf.ones_like(x)), axes
-    )
+    parts = x, tf.square(x), tf.ones_like(x)
+    total, squares, count = _sums_of_all(parts, axes)
     mean = tf.math.divide_no_nan(total, count)
     variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
     variance = tf.maximum(variance, 0)

@@ -22,6 +22,7 @@ from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import derivation_of
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._common.contexts import having
+from keras_conflux._communication import dtypes
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.choices import GRADIENT
 from keras_conflux._fit.numerics.choices import Choices
@@ -31,6 +32,7 @@ from keras_conflux._fit.numerics.global_values import recomputed
 from keras_conflux._fit.numerics.global_values import reduced_by_role
 from keras_conflux._fit.numerics.global_values import slopes_of
 from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._fit.numerics.gradients import has_samples
 from keras_conflux._fit.numerics.layers import Layers
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._graphs import walks
@@ -94,7 +96,7 @@ def gradient(
                     original,
                     tape,
                     [one for one, _ in seeded],
-                    output_gradients=_output_gradients(seeded),
+                    output_gradients=_output_gradients(seeded, step),
                     unconnected_gradients=unconnected_gradients,
                 ),
                 flat,
@@ -229,10 +231,17 @@ def _weighted(target: tf.Tensor, seed: Any) -> tf.Tensor:
     return tf.reduce_sum(target * weights)
 
 
-def _output_gradients(seeded: _Seeded) -> list[Any] | None:
-    if all(seed is None for _, seed in seeded):
+def _output_gradients(seeded: _Seeded, step: Step) -> list[Any] | None:
+    """Returns the weights. Of a stand-in, no layer tells other replicas."""
+    are_tensors = all(isinstance(one, tf.Tensor) for one, _ in seeded)
+    may_be_empty = step.may_be_empty and are_tensors
+    if all(seed is None for _, seed in seeded) and not may_be_empty:
         return None
-    return [tf.ones_like(one) if seed is None else seed for one, seed in seeded]
+    weight = has_samples(step) if may_be_empty else None
+    return [
+        dtypes.weighted(tf.ones_like(one) if seed is None else seed, weight)
+        for one, seed in seeded
+    ]
 
 
 def _through_reductions(
