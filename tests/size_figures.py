@@ -134,7 +134,7 @@ def private_names(path: pathlib.Path) -> int:
 
     A table of methods lists one by each keyword.
     """
-    counted = {"PrivateName": lambda call: 1, "_methods": _keywords}
+    counted = {"Private": lambda call: 1, "_methods": _keywords}
     return sum(
         counted[node.func.id](node)
         for node in ast.walk(ast.parse(path.read_text()))

@@ -38,9 +38,8 @@ def _letters(operation: tf.Operation) -> tuple[list[str], str] | None:
         names = ("transpose_a", "transpose_b")
     leading = string.ascii_uppercase[: ranks[-1] - 2]
     terms = []
-    for x, name, last in zip(
-        operation.inputs, names, ("ij", "jk"), strict=True
-    ):
+    given = operation.inputs
+    for x, name, last in zip(given, names, ("ij", "jk"), strict=True):
         own = zip(leading[ranks[-1] - x.shape.rank :], x.shape, strict=False)
         first = [" " if size == 1 else letter for letter, size in own]
         is_turned = operation.get_attr(name)

@@ -158,11 +158,9 @@ class TrialProgram:
             else:
                 copies[key] = tf.compat.v1.placeholder(tensor.dtype)
                 self._names[key] = copies[key].name
-        operations = {
-            x: [*map(self._behind, x.inputs)] for x in self._operations
-        }
+        given = {x: [*map(self._behind, x.inputs)] for x in self._operations}
         try:
-            rewriting.copy_to_other(operations, copies, keeps_names=False)
+            rewriting.copy_to_other(given, copies, keeps_names=False)
         except ValueError as error:  # as a function that is not known
             raise NotDerivable(self.name) from error
         self._output = copies[id(self._behind(output))]

@@ -172,9 +172,7 @@ class _Callers:
         for each in (*self._unknown, *self._known):
             each.close()
 
-    def introduced(
-        self, end: float
-    ) -> Iterable[tuple[socket.socket, int, int]]:
+    def introduced(self, end: float) -> Iterable[tuple[Any, int, int]]:
         """Yields each caller, its index, and how many it knows of."""
         left = max(0.0, end - time.monotonic())
         for key, _ in self._selector.select(left):

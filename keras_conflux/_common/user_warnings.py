@@ -22,10 +22,8 @@ _registry: dict[Any, Any] = {}
 
 def warn(message: str, operation: tf.Operation | None = None) -> None:
     """Warns, once for each line, with the user's own innermost line."""
-    file, line = users_line(operation)
-    warnings.warn_explicit(
-        message, ConfluxWarning, file, line, registry=_registry
-    )
+    place = users_line(operation)
+    warnings.warn_explicit(message, ConfluxWarning, *place, registry=_registry)
 
 
 def users_line(operation: tf.Operation | None = None) -> tuple[str, int]:

@@ -228,7 +228,7 @@ class Communicator:
         if in_xla:
             call = self._next_call(index)
             return self._in_xla.all_reduce(tensor, index, op, call)
-        return self._reduce_in_graph(tensor, index, op)
+        return self._graph_reduce(tensor, index, op)
 
     def reduce_scatter(
         self,
@@ -453,9 +453,7 @@ class Communicator:
         ):
             all_devices()
 
-    def _reduce_in_graph(
-        self, tensor: tf.Tensor, index: int, op: Op
-    ) -> tf.Tensor:
+    def _graph_reduce(self, tensor: tf.Tensor, index: int, op: Op) -> tf.Tensor:
         if tensorflow_tracing.in_replica_loop():
             raise NotImplementedError(
                 "A collective inside a `tf.while_loop`, `tf.map_fn` or "

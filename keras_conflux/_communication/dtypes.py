@@ -13,9 +13,8 @@ REDUCIBLE = (
 """The dtypes that can be reduced."""
 # A dtype that can only be copied travels in a wider dtype that can be added.
 _SUMMABLE = {
-    **dict.fromkeys(
-        (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32
-    ),
+    **dict.fromkeys((tf.bool, tf.int8, tf.uint8), tf.int32),
+    **dict.fromkeys((tf.int16, tf.uint16), tf.int32),
     **dict.fromkeys((tf.uint32, tf.uint64), tf.int64),  # which wraps around
 }
 COPYABLE = (*REDUCIBLE, *_SUMMABLE)

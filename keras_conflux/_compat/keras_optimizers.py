@@ -158,9 +158,7 @@ def _is_one_for_each(found: Any, trained: Sequence[Any]) -> bool:
     return (
         isinstance(found, list | tuple)
         and len(found) == len(trained)
-        and all(
-            each is None or isinstance(each, keras.Variable) for each in found
-        )
+        and all(x is None or isinstance(x, keras.Variable) for x in found)
         and any(each is not None for each in found)
     )
 

@@ -49,11 +49,11 @@ class ListedName:
         return re.split("[:.]", self.path)[-1]
 
 
-class PublicName(ListedName):
+class Public(ListedName):
     """A name that a library documents, with its parameters."""
 
 
-class PrivateName(ListedName):
+class Private(ListedName):
     """A name that a library may change, or a class with such attributes."""
 
 

@@ -1,8 +1,8 @@
 """Every name inside of TensorFlow that the core or the analysis relies on."""
 
 from keras_conflux._compat.private_names import ListedName
-from keras_conflux._compat.private_names import PrivateName
-from keras_conflux._compat.private_names import PublicName
+from keras_conflux._compat.private_names import Private
+from keras_conflux._compat.private_names import Public
 
 MODULE_CALLS = (2, 21)
 """The first version whose names for calls of StableHLO modules were read."""
@@ -24,10 +24,10 @@ CONTEXT = f"{_EAGER}.context:Context"
 _GRAPHS = f"{_OPS}.control_flow_v2_func_graphs"
 
 
-def _methods(owner: str, **parameters: str) -> list[PrivateName]:
+def _methods(owner: str, **parameters: str) -> list[Private]:
     """Returns methods by their names, of which each takes `self` first."""
     return [
-        PrivateName(f"{owner}.{name}", f"self, {others}".removesuffix(", "))
+        Private(f"{owner}.{name}", f"self, {others}".removesuffix(", "))
         for name, others in parameters.items()
     ]
 
@@ -79,47 +79,45 @@ OVERRIDDEN = (
 )
 """The methods that our classes override."""
 
-TAPE_GRADIENT = PublicName("tensorflow:GradientTape.gradient")
-TAPE_JACOBIAN = PublicName("tensorflow:GradientTape.jacobian")
-TAPE_BATCH_JACOBIAN = PublicName("tensorflow:GradientTape.batch_jacobian")
-FORWARD_OF_OPERATION = PrivateName(
+TAPE_GRADIENT = Public("tensorflow:GradientTape.gradient")
+TAPE_JACOBIAN = Public("tensorflow:GradientTape.jacobian")
+TAPE_BATCH_JACOBIAN = Public("tensorflow:GradientTape.batch_jacobian")
+FORWARD_OF_OPERATION = Private(
     f"{_EAGER}.forwardprop:_jvp_helper",
     "op_name, attr_tuple, inputs, outputs, tangents",
 )
-AVERAGE_LOSS = PublicName("tensorflow:nn.compute_average_loss")
-SCALE_REGULARIZATION = PublicName("tensorflow:nn.scale_regularization_loss")
-TO_TENSOR = PublicName("tensorflow:RaggedTensor.to_tensor")
-SEQUENCE_MASK = PublicName("tensorflow:sequence_mask")
-MERGE_CALL = PublicName("tensorflow:distribute.ReplicaContext.merge_call")
-CONDITION = PrivateName(
-    f"{_OPS}.cond_v2:cond_v2", "pred, true_fn, false_fn, name"
-)
-INDEXED_CASE = PrivateName(
+AVERAGE_LOSS = Public("tensorflow:nn.compute_average_loss")
+SCALE_REGULARIZATION = Public("tensorflow:nn.scale_regularization_loss")
+TO_TENSOR = Public("tensorflow:RaggedTensor.to_tensor")
+SEQUENCE_MASK = Public("tensorflow:sequence_mask")
+MERGE_CALL = Public("tensorflow:distribute.ReplicaContext.merge_call")
+CONDITION = Private(f"{_OPS}.cond_v2:cond_v2", "pred, true_fn, false_fn, name")
+INDEXED_CASE = Private(
     f"{_OPS}.cond_v2:indexed_case",
     "branch_index, branch_fns, name, lower_using_switch_merge",
 )
-LOOP = PrivateName(
+LOOP = Private(
     f"{_OPS}.while_v2:while_loop",
     "cond, body, loop_vars, shape_invariants, parallel_iterations, "
     "maximum_iterations, name, return_same_structure, back_prop",
 )
-FUNCTION_CALL = PrivateName(
+FUNCTION_CALL = Private(
     f"{_FUNCTION}.__call__", None, "_omit_frequent_tracing_warning"
 )
 _DRAWS = f"{_OPS}.gen_stateless_random_ops"
 DRAWS = (
     *(
-        PrivateName(
+        Private(
             f"{_DRAWS}_v2:stateless_{name}_v2",
             "shape, key, counter, alg, dtype, name",
         )
         for name in ("random_uniform", "random_normal", "truncated_normal")
     ),
-    PrivateName(
+    Private(
         f"{_DRAWS}_v2:stateless_random_uniform_int_v2",
         "shape, key, counter, alg, minval, maxval, name",
     ),
-    PrivateName(
+    Private(
         f"{_DRAWS}:stateless_multinomial",
         "logits, num_samples, seed, output_dtype, name",
     ),
@@ -132,137 +130,129 @@ PATCHED = (
 )
 """The names that are replaced: all that have a name of their own above."""
 READ = (
-    PrivateName("tensorflow:Graph", mentions="_functions, _get_function"),
-    PrivateName(
+    Private("tensorflow:Graph", mentions="_functions, _get_function"),
+    Private(
         "tensorflow:Graph._add_function_recursive", "self, function, overwrite"
     ),
-    PrivateName(
+    Private(
         f"{_FRAMEWORK}.func_graph:FuncGraph",
         mentions="capture, captures, control_outputs, internal_captures, "
         "outer_graph",
     ),
-    PrivateName(f"{_DEPENDENCIES}_utils:get_read_write_resource_inputs", "op"),
-    PrivateName(f"{_OPS}.resource_variable_ops:_UnreadVariable"),
-    PrivateName(
+    Private(f"{_DEPENDENCIES}_utils:get_read_write_resource_inputs", "op"),
+    Private(f"{_OPS}.resource_variable_ops:_UnreadVariable"),
+    Private(
         "tensorflow:compat.v1.VariableScope.set_caching_device",
         "self, caching_device",
         "_caching_device",
     ),
-    PrivateName(f"{_DISTRIBUTE}.mirrored_run:_RequestedStop"),
-    PrivateName(
+    Private(f"{_DISTRIBUTE}.mirrored_run:_RequestedStop"),
+    Private(
         f"{_DISTRIBUTE}.mirrored_run:_MirroredReplicaThread.__init__",
         "self, dist, coord, replica_id, devices, variable_creator_fn, fn, "
         "caching_scope, args, kwargs, thread_local_callables",
         "done, has_paused, main_result, merge_args, merge_kwargs, "
         "merge_result, should_run",
     ),
-    PrivateName(f"{_UTILITIES}regroup", "values, wrap_class, always_wrap"),
-    PrivateName(f"{_UTILITIES}select_replica", "replica_id, structured"),
-    PrivateName(f"{_UTILITIES}caching_scope_local"),
-    PrivateName(
+    Private(f"{_UTILITIES}regroup", "values, wrap_class, always_wrap"),
+    Private(f"{_UTILITIES}select_replica", "replica_id, structured"),
+    Private(f"{_UTILITIES}caching_scope_local"),
+    Private(
         f"{_DISTRIBUTE}.shared_variable_creator:make_fn",
         "shared_variable_store, device_id",
     ),
-    PrivateName(
+    Private(
         f"{_OPS}.script_ops:FuncRegistry.__call__", "self, token, device, args"
     ),
-    PrivateName(f"{_EAGER}.context:context", ""),
-    PrivateName(
+    Private(f"{_EAGER}.context:context", ""),
+    Private(
         CONTEXT,
         mentions="_initialized, config, enable_collective_ops, "
         "ensure_initialized, function_call_options, get_config_key_value, "
         "get_task_states, report_error_to_cluster, set_config_key_value",
     ),
-    PrivateName(
+    Private(
         f"{_EAGER}.context:FunctionCallOptions",
         "executor_type, config_proto",
         "config_proto_serialized, executor_type",
     ),
-    PrivateName(f"{_FRAMEWORK}.config:is_op_determinism_enabled", ""),
-    PrivateName(
+    Private(f"{_FRAMEWORK}.config:is_op_determinism_enabled", ""),
+    Private(
         f"{CONTEXT}.configure_collective_ops",
         "self, collective_leader, scoped_allocator_enabled_ops, "
         "use_nccl_communication, device_filters",
     ),
-    PrivateName(
+    Private(
         f"{CONTEXT}.configure_coordination_service",
         "self, service_type, service_leader, enable_health_check, "
         "cluster_register_timeout_in_ms, heartbeat_timeout_in_ms, "
         "shutdown_barrier_timeout_in_ms, coordinated_jobs, "
         "allow_new_incarnation_to_reconnect",
     ),
-    PrivateName(
+    Private(
         "tensorflow.python.client.device_lib:list_local_devices",
         "session_config",
     ),
-    PrivateName(_FUNCTION, mentions="_clone, _function_cache"),
-    PrivateName(
+    Private(_FUNCTION, mentions="_clone, _function_cache"),
+    Private(
         f"{_DEPENDENCIES}:AutomaticControlDependencies",
         mentions="_control_flow_context, experimental_acd_manager, "
         "run_independently",
     ),
-    PrivateName(f"{_DEPENDENCIES}:op_is_stateful", "op"),
-    PrivateName(f"{_DEPENDENCIES}:_get_resource_inputs", "op"),
-    PrivateName(
+    Private(f"{_DEPENDENCIES}:op_is_stateful", "op"),
+    Private(f"{_DEPENDENCIES}:_get_resource_inputs", "op"),
+    Private(
         "tensorflow:Operation", mentions="_add_control_input, _update_input"
     ),
-    PrivateName(f"{_GRAPHS}:CondBranchFuncGraph"),
-    PrivateName(f"{_GRAPHS}:WhileBodyFuncGraph"),
-    PrivateName(f"{_GRAPHS}:WhileCondFuncGraph"),
-    PrivateName(
-        f"{_OPS}.control_flow_util:GraphOrParentsInXlaContext", "graph"
-    ),
-    PrivateName(f"{_EAGER}.record:could_possibly_record", ""),
-    PrivateName(
+    Private(f"{_GRAPHS}:CondBranchFuncGraph"),
+    Private(f"{_GRAPHS}:WhileBodyFuncGraph"),
+    Private(f"{_GRAPHS}:WhileCondFuncGraph"),
+    Private(f"{_OPS}.control_flow_util:GraphOrParentsInXlaContext", "graph"),
+    Private(f"{_EAGER}.record:could_possibly_record", ""),
+    Private(
         f"{_EAGER}.forwardprop_util:pack_tangents", "tensors", "TangentInfo"
     ),
-    PrivateName(f"{_EAGER}.record:should_record_backprop", "tensors"),
-    PrivateName(f"{_OPS}.summary_ops_v2:_summary_state"),
-    PrivateName(
+    Private(f"{_EAGER}.record:should_record_backprop", "tensors"),
+    Private(f"{_OPS}.summary_ops_v2:_summary_state"),
+    Private(
         f"{_OPS}.resource_variable_ops:BaseResourceVariable.__init__",
         None,
         "_unique_id, _handle",
     ),
-    PrivateName(
+    Private(
         f"{_XLA}xla_all_reduce",
         "input, group_assignment, reduce_op, mode, name",
     ),
-    PrivateName(
-        f"{_XLA}xla_dynamic_update_slice", "input, update, indices, name"
-    ),
-    PrivateName(f"{_XLA}xla_optimization_barrier", "input, name"),
-    PrivateName(
+    Private(f"{_XLA}xla_dynamic_update_slice", "input, update, indices, name"),
+    Private(f"{_XLA}xla_optimization_barrier", "input, name"),
+    Private(
         f"{_XLA}xla_call_module",
         "args, version, module, Sout, Tout, dim_args_spec, platforms, "
         "function_list, has_token_input_output, disabled_checks, "
         "use_shardy_partitioner, name",
         since=MODULE_CALLS,
     ),
-    PrivateName(
+    Private(
         f"{_STABLEHLO}:serialize_portable_artifact_str", since=MODULE_CALLS
     ),
-    PrivateName(f"{_STABLEHLO}:get_current_version", since=MODULE_CALLS),
-    PrivateName(f"{_FRAMEWORK}.ops:get_gradient_function", "op"),
-    PrivateName(
-        f"{_OPS}.handle_data_util:copy_handle_data", "source_t, target_t"
-    ),
-    PrivateName(
-        f"{_VALUES}DistributedValues._get_on_device_or_primary", "self"
-    ),
-    PrivateName(f"{_VALUES}MirroredVariable"),
-    PrivateName(f"{_VALUES}SyncOnReadVariable"),
-    PrivateName(f"{_VARIABLE}.__init__", None, "_distributed_container"),
-    PrivateName(f"{_DISTRIBUTE}.values_util:get_current_replica_id_as_int", ""),
-    PrivateName(
+    Private(f"{_STABLEHLO}:get_current_version", since=MODULE_CALLS),
+    Private(f"{_FRAMEWORK}.ops:get_gradient_function", "op"),
+    Private(f"{_OPS}.handle_data_util:copy_handle_data", "source_t, target_t"),
+    Private(f"{_VALUES}DistributedValues._get_on_device_or_primary", "self"),
+    Private(f"{_VALUES}MirroredVariable"),
+    Private(f"{_VALUES}SyncOnReadVariable"),
+    Private(f"{_VARIABLE}.__init__", None, "_distributed_container"),
+    Private(f"{_DISTRIBUTE}.values_util:get_current_replica_id_as_int", ""),
+    Private(
         f"{_POLYMORPHIC}.concrete_function:ConcreteFunction.__init__",
         None,
         "_inference_function",
     ),
-    PrivateName(
+    Private(
         f"{_POLYMORPHIC}.atomic_function:AtomicFunction.call_with_captures",
         "self, args, kwargs, captures",
     ),
-    PrivateName(f"{_VALUES}PerReplicaSpec.__init__", None, "_value_specs"),
+    Private(f"{_VALUES}PerReplicaSpec.__init__", None, "_value_specs"),
 )
 """The names that are read or called, or on which attributes are set."""
 

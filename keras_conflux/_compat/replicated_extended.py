@@ -142,9 +142,8 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     def _batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Any, options: Any
     ) -> Any:
-        pairs = [
-            (by_leaves(x), places(to)) for x, to in value_destination_pairs
-        ]
+        given = value_destination_pairs
+        pairs = [(by_leaves(x), places(to)) for x, to in given]
         if self._may_be_traced_once(pairs):
             across = self._conflux_strategy._conflux_across
             return across.batch_reduce_implementation(reduce_op, pairs, options)

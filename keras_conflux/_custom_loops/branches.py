@@ -28,10 +28,8 @@ def refuse_unequal(
     if any(map(_runs_collectives, operations)):
         graph: Any = operations[0].graph
         found = {
-            id(placeholder): _is_equal_outside(
-                bodies.outermost(placeholder, graph)
-            )
-            for placeholder in getattr(graph, "internal_captures", ())
+            id(inside): _is_equal_outside(bodies.outermost(inside, graph))
+            for inside in getattr(graph, "internal_captures", ())
         }
         _Walk(name).over(operations, found | dict.fromkeys(equal, True))
 
@@ -66,9 +64,7 @@ class _Walk:
                 equal[id(tensor)] = same
         return equal
 
-    def _outputs(
-        self, operation: tf.Operation, inputs: list[bool]
-    ) -> list[bool]:
+    def _outputs(self, operation: Any, inputs: list[bool]) -> list[bool]:
         kind, count = operation.type, len(operation.outputs)
         runs_others = kind in bodies.WITH_BODIES
         inside = bodies.graphs_of(operation) if runs_others else []

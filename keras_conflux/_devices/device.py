@@ -289,9 +289,7 @@ def _parse(item: SupportsIndex | str, kind: str) -> Device:
 
 def _check(chosen: Sequence[Device]) -> None:
     if not chosen:
-        raise DeviceError(
-            "An empty list of devices was given; name at least 1."
-        )
+        raise DeviceError("An empty list of devices was given. Name one.")
     repeated = sorted({d for d in chosen if chosen.count(d) > 1})
     if repeated:
         raise DeviceError(

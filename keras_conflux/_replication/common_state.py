@@ -60,9 +60,7 @@ def agree_on_state(
     _agree(what, found, _settings(model, owners))
 
 
-def _agree(
-    what: str, variables: list[Any], settings: Sequence[Any] = ()
-) -> None:
+def _agree(what: str, variables: list[Any], settings: Any = ()) -> None:
     names = [name for name, _ in settings] + [*map(state.name_of, variables)]
     own = [value for _, value in settings] + _sums(variables)
     told = gather_if_different(what, Comparable(own))

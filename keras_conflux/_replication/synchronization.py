@@ -240,9 +240,7 @@ def _first_difference_of_trees(replicas: Replicas[Any]) -> str | None:
     return f"{difference} Reduce it with `keras_conflux.allreduce`."
 
 
-def _difference(
-    values: Iterable[tuple[str, Sequence[np.ndarray]]],
-) -> str | None:
+def _difference(values: Iterable[tuple[str, Sequence[Any]]]) -> str | None:
     """Describes the first value of which replicas have different copies."""
     for name, (first, *others) in values:
         for index, other in enumerate(others, start=1):

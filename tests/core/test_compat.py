@@ -22,8 +22,8 @@ from keras_conflux._compat import patching
 from keras_conflux._compat import versions
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._compat.private_names import ListedName
-from keras_conflux._compat.private_names import PrivateName
-from keras_conflux._compat.private_names import PublicName
+from keras_conflux._compat.private_names import Private
+from keras_conflux._compat.private_names import Public
 from keras_conflux._compat.private_names import problems
 from keras_conflux._extensions import installation
 from keras_conflux._extensions import self_check
@@ -83,12 +83,12 @@ def test_an_attribute_that_is_renamed_is_noticed():
     def build(self):
         self._other_gradients = []
 
-    name = PrivateName(f"{__name__}:build", mentions="_accumulated")
+    name = Private(f"{__name__}:build", mentions="_accumulated")
     globals()["build"] = build
     assert problems([name], (3, 15)) == [
         f"`{__name__}:build` does not use `_accumulated`"
     ]
-    assert problems([PrivateName("keras:not_yet", since=(4, 0))], (3, 15)) == []
+    assert problems([Private("keras:not_yet", since=(4, 0))], (3, 15)) == []
 
 
 def test_a_method_is_found_where_a_class_inherits_it():
@@ -103,7 +103,7 @@ def test_a_method_is_found_where_a_class_inherits_it():
     path = f"{__name__}:Heir"
     assert ListedName(f"{path}.build").owner is Made
     assert ListedName(f"{path}.none").owner is Heir
-    attributes = PrivateName(path, mentions="_made, build, _lost")
+    attributes = Private(path, mentions="_made, build, _lost")
     assert problems([attributes], (3, 15)) == [f"`{path}` does not use `_lost`"]
 
 
@@ -112,7 +112,7 @@ def test_names_are_public_or_private():
         is_public = not name.mentions and not re.search(
             r"^\w+\.(src|python|compiler)\b|[.:]_[a-z]", name.path
         )
-        assert isinstance(name, PublicName) == is_public, name
+        assert isinstance(name, Public) == is_public, name
 
 
 @pytest.mark.parametrize("library", ["KERAS", "TENSORFLOW"])

@@ -2,25 +2,25 @@
 
 from keras_conflux._compat.private_keras_names import TF_OPS
 from keras_conflux._compat.private_keras_names import Patched
-from keras_conflux._compat.private_names import PrivateName
-from keras_conflux._compat.private_names import PublicName
+from keras_conflux._compat.private_names import Private
+from keras_conflux._compat.private_names import Public
 from keras_conflux._compat.private_tensorflow_names import CONTEXT
 
 # --- keras.distribution
 
 _TRAINER = Patched.FIT.owner
 
-OPTIMIZER_INIT = PublicName("keras.optimizers:Optimizer.__init__")
+OPTIMIZER_INIT = Public("keras.optimizers:Optimizer.__init__")
 # Models of layers do not call `Model.__init__`, which they inherit.
-TRAINER_INIT = PrivateName(
+TRAINER_INIT = Private(
     f"{_TRAINER.__module__}:{_TRAINER.__qualname__}.__init__", "self"
 )
 # Keras exports a second reference to this function.
-SET_DISTRIBUTION = PublicName("keras.distribution:set_distribution")
-SET_DISTRIBUTION_INSIDE = PrivateName(
+SET_DISTRIBUTION = Public("keras.distribution:set_distribution")
+SET_DISTRIBUTION_INSIDE = Private(
     "keras.src.distribution.distribution_lib:set_distribution", "value"
 )
-DATA_PARALLEL_INIT = PublicName("keras.distribution:DataParallel.__init__")
+DATA_PARALLEL_INIT = Public("keras.distribution:DataParallel.__init__")
 
 KERAS_DISTRIBUTION = (
     OPTIMIZER_INIT,
@@ -28,23 +28,21 @@ KERAS_DISTRIBUTION = (
     SET_DISTRIBUTION,
     SET_DISTRIBUTION_INSIDE,
     DATA_PARALLEL_INIT,
-    PrivateName(
-        "keras.distribution:DataParallel", mentions="_is_multi_process"
-    ),
-    PrivateName("keras.src.backend.tensorflow.distribution_lib:"),
+    Private("keras.distribution:DataParallel", mentions="_is_multi_process"),
+    Private("keras.src.backend.tensorflow.distribution_lib:"),
 )
 
 # --- kernels
 
-ATTENTION = PrivateName(
+ATTENTION = Private(
     f"{TF_OPS}.nn:dot_product_attention",
     "query, key, value, bias, mask, scale, is_causal, flash_attention, "
     "attn_logits_soft_cap",
 )
-GELU = PrivateName(f"{TF_OPS}.nn:gelu", "x, approximate")
-EINSUM = PrivateName(f"{TF_OPS}.numpy:einsum", "subscripts, operands, kwargs")
-EINSUM_DENSE_CALL = PublicName("keras.layers:EinsumDense.call")
-CONV = PrivateName(
+GELU = Private(f"{TF_OPS}.nn:gelu", "x, approximate")
+EINSUM = Private(f"{TF_OPS}.numpy:einsum", "subscripts, operands, kwargs")
+EINSUM_DENSE_CALL = Public("keras.layers:EinsumDense.call")
+CONV = Private(
     f"{TF_OPS}.nn:conv",
     "inputs, kernel, strides, padding, data_format, dilation_rate",
 )
@@ -54,8 +52,8 @@ KERNELS = (ATTENTION, GELU, EINSUM, EINSUM_DENSE_CALL, CONV)
 # --- memory
 
 MEMORY = (
-    PrivateName("tensorflow.compiler.xla.service.hlo_pb2:HloProto"),
-    PrivateName(
+    Private("tensorflow.compiler.xla.service.hlo_pb2:HloProto"),
+    Private(
         "keras.src.trainers.compile_utils:CompileLoss.__init__",
         "self, loss, loss_weights, reduction, output_names",
         "_user_loss, _user_loss_weights, output_names, reduction",
@@ -64,37 +62,35 @@ MEMORY = (
 
 # --- optimizers
 
-DECAY_WEIGHTS = PrivateName(
+DECAY_WEIGHTS = Private(
     "keras.optimizers:Optimizer._apply_weight_decay", "self, variables"
 )
-UPDATE_VARIABLES = PrivateName(
+UPDATE_VARIABLES = Private(
     "keras.optimizers:Optimizer._distributed_tf_update_step",
     "self, distribution, grads_and_vars, learning_rate",
 )
 
-UPDATE_STEP = PrivateName(
+UPDATE_STEP = Private(
     "keras.optimizers:Optimizer._backend_update_step",
     "self, grads, trainable_variables, learning_rate",
 )
-ITERATE = PublicName("keras.optimizers:Muon.zeropower_via_newtonschulz5")
+ITERATE = Public("keras.optimizers:Muon.zeropower_via_newtonschulz5")
 
 OPTIMIZERS = (
     DECAY_WEIGHTS,
     ITERATE,
     UPDATE_STEP,
     UPDATE_VARIABLES,
-    PrivateName(
-        "keras.optimizers:Optimizer._use_weight_decay", "self, variable"
-    ),
+    Private("keras.optimizers:Optimizer._use_weight_decay", "self, variable"),
 )
 
 # --- the program cache
 
-UID = PrivateName("tensorflow.python.framework.ops:uid", "")
+UID = Private("tensorflow.python.framework.ops:uid", "")
 
 PROGRAM_CACHE = (
     UID,
-    PrivateName(
+    Private(
         f"{CONTEXT}._initialize_physical_devices",
         "self, reinitialize",
         "_physical_devices",
@@ -103,9 +99,9 @@ PROGRAM_CACHE = (
 
 # --- recomputation
 
-REMAT = PrivateName(f"{TF_OPS}.core:remat", "f")
-REMATERIALIZED_CALL = PublicName("keras:Layer.rematerialized_call")
-DIFFERENTIATE = PrivateName(
+REMAT = Private(f"{TF_OPS}.core:remat", "f")
+REMATERIALIZED_CALL = Public("keras:Layer.rematerialized_call")
+DIFFERENTIATE = Private(
     "tensorflow.python.eager.imperative_grad:imperative_grad",
     "tape, target, sources, output_gradients, sources_raw, "
     "unconnected_gradients",
@@ -115,51 +111,47 @@ RECOMPUTATION = (
     REMAT,
     REMATERIALIZED_CALL,
     DIFFERENTIATE,
-    PrivateName("keras:Layer", mentions="_remat_mode"),
-    PrivateName(
-        "keras.src.backend.common.symbolic_scope:in_symbolic_scope", ""
-    ),
+    Private("keras:Layer", mentions="_remat_mode"),
+    Private("keras.src.backend.common.symbolic_scope:in_symbolic_scope", ""),
 )
 
 # --- resume
 
 _COMPILED = "keras.src.trainers.compile_utils"
-BUILD_METRICS = PrivateName(
+BUILD_METRICS = Private(
     f"{_COMPILED}:CompileMetrics.build", "self, y_true, y_pred"
 )
-BUILD_LOSS = PrivateName(
-    f"{_COMPILED}:CompileLoss.build", "self, y_true, y_pred"
-)
+BUILD_LOSS = Private(f"{_COMPILED}:CompileLoss.build", "self, y_true, y_pred")
 
 RESUME = (
     BUILD_METRICS,
     BUILD_LOSS,
-    PrivateName("keras.src.backend:compute_output_spec"),
-    PrivateName("keras.callbacks:CallbackList", mentions="_futures"),
-    PrivateName(
+    Private("keras.src.backend:compute_output_spec"),
+    Private("keras.callbacks:CallbackList", mentions="_futures"),
+    Private(
         "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator",
         "self",
         "_get_iterator, _steps_seen, _current_iterator, _num_batches",
     ),
-    PrivateName(
+    Private(
         "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter.__init__",
         None,
         "py_dataset",
     ),
-    PrivateName(
+    Private(
         "keras.src.saving.saving_lib:_save_state",
         "saveable, weights_store, assets_store, inner_path, visited_saveables",
     ),
-    PrivateName(
+    Private(
         "keras.src.saving.saving_lib:H5IOStore.__init__",
         "self, path_or_io, archive, mode",
     ),
-    PrivateName(
+    Private(
         "keras.src.saving.saving_lib:H5IOStore.make", "self, path, metadata"
     ),
-    PrivateName(f"{CONTEXT}._set_global_seed", "self, seed", "_rng"),
-    PrivateName("tensorflow:data.Dataset", mentions="_functions, _inputs"),
-    PrivateName(
+    Private(f"{CONTEXT}._set_global_seed", "self, seed", "_rng"),
+    Private("tensorflow:data.Dataset", mentions="_functions, _inputs"),
+    Private(
         "tensorflow.python.data.ops.cache_op:CacheDataset.__init__",
         None,
         "_filename",
@@ -168,16 +160,16 @@ RESUME = (
 
 # --- sharding
 
-APPLY_FILTERED = PrivateName(
+APPLY_FILTERED = Private(
     "keras.optimizers:Optimizer._backend_apply_gradients",
     "self, grads, trainable_variables",
 )
-UPDATE_AVERAGES = PrivateName(
+UPDATE_AVERAGES = Private(
     "keras.optimizers:Optimizer._update_model_variables_moving_average",
     "self, trainable_variables",
 )
-PUSH_TAPE = PrivateName("tensorflow:GradientTape._push_tape", "self")
-VARIABLE_VALUE = PublicName("keras:Variable.value")
+PUSH_TAPE = Private("tensorflow:GradientTape._push_tape", "self")
+VARIABLE_VALUE = Public("keras:Variable.value")
 
 SHARDING = (APPLY_FILTERED, PUSH_TAPE, UPDATE_AVERAGES, VARIABLE_VALUE)
 

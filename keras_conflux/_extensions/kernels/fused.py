@@ -42,9 +42,7 @@ class Fused:
             known = self._forward(inputs)
             (output,) = _opened(known[:1], inputs[:1])
             self.note([output], inputs)
-            return output, lambda upstream: self._gradients(
-                inputs, known, upstream
-            )
+            return output, lambda slopes: self._gradients(inputs, known, slopes)
 
         return attention(queries, keys, values)
 

@@ -57,9 +57,8 @@ class Request:
             return f"it computes in {names}, not in float16 or bfloat16"
         if tensorflow_tracing.has_tangents(inputs):
             return "a derivative is taken in forward mode"
-        is_boolean = (
-            isinstance(self.mask, tf.Tensor) and self.mask.dtype.is_bool
-        )
+        is_tensor = isinstance(self.mask, tf.Tensor)
+        is_boolean = is_tensor and self.mask.dtype.is_bool
         if self.mask is not None and not is_boolean:
             return "its mask is not a boolean tensor"
         return None

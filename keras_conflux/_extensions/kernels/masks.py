@@ -66,9 +66,8 @@ class Mask:
             return output
         means = tf.reduce_mean(tf.cast(values, tf.float32), 1, keepdims=True)
         heads, key_heads = sizes(output.shape)[2], sizes(values.shape)[2]
-        means = tf.repeat(
-            tf.cast(means, output.dtype), heads // key_heads, axis=2
-        )
+        means = tf.cast(means, output.dtype)
+        means = tf.repeat(means, heads // key_heads, axis=2)
         return tf.where(self._hidden_rows, means, output)
 
     def without_hidden(self, statistics: tf.Tensor) -> tf.Tensor:

@@ -139,9 +139,8 @@ def _residual_sum(
         and sum(reader.type != "Shape" for reader in each.consumers()) == 1
     ]
     others = [x for x in operation.inputs if all(x is not y for y in products)]
-    if len(products) < (1 if others else 3) or _is_broadcast(
-        operation, shape_of
-    ):
+    too_few = len(products) < (1 if others else 3)
+    if too_few or _is_broadcast(operation, shape_of):
         return None
     if others:
         total = tf.reshape(tf.add_n(others), [-1, shape[-1]])

@@ -26,13 +26,12 @@ def hosts_of_all(
 ) -> list[str]:
     """Returns the host of each process. All call it in so many seconds."""
     host = f"[{first}]" if ":" in first else first
-    hosts, wrong = roll_call.hosts_of_all(
-        f"{host}:{port}", rank, count, seconds
-    )
+    at = f"{host}:{port}"
+    hosts, wrong = roll_call.hosts_of_all(at, rank, count, seconds)
     if wrong:
         raise ClusterError(
             f"Process {rank} has not met the others. {wrong} Each must be "
-            f"started, and reach process 0 at {host}:{port}. Set {PORT} to "
+            f"started, and reach process 0 at {at}. Set {PORT} to "
             "another port, in all processes, if something else uses this one."
         )
     return hosts

@@ -65,10 +65,9 @@ def optimizers_of(model: keras.Model) -> list[Held] | None:
         for each in state.stateful_objects(found)
         for variable in keras_models.accumulators(each)
     }
+    both = "weights", "optimizer"
     return [
-        Held(
-            variable, ("weights",) if key in sums else ("weights", "optimizer")
-        )
+        Held(variable, both[:1] if key in sums else both)
         for key, variable in state.state_of(found).items()
     ]
 

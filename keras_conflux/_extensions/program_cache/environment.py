@@ -120,8 +120,7 @@ def _in_files(folder: pathlib.Path) -> tuple[set[str], str]:
 
 
 def _by_nvidia_smi() -> tuple[set[str], str]:
-    listed = nvidia_smi(
-        "--query-gpu=driver_version,name", "--format=csv,noheader"
-    )
+    asked = "--query-gpu=driver_version,name", "--format=csv,noheader"
+    listed = nvidia_smi(*asked)
     rows = [line.partition(", ") for line in listed.splitlines()]
     return {name for _, _, name in rows}, rows[0][0] if rows else ""

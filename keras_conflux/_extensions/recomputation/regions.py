@@ -130,9 +130,7 @@ class _Use:
                 step.kinds.mark(known[id(tensor)], kind)
 
 
-def _uses(
-    regions: list[_Region], backward: Iterable[tf.Operation]
-) -> list[_Use]:
+def _uses(regions: list[_Region], backward: Iterable[Any]) -> list[_Use]:
     """Returns the uses of regions by a backward pass.
 
     Copies wait for derivatives that depend on reads of later regions alone. So

@@ -59,9 +59,8 @@ def joined(variable: Any, own: np.ndarray) -> np.ndarray:
     what = f"reading a sharded variable of shape {variable.shape}"
     with errors_reported_to_all(what):
         assert_same_place(what)
-        return np.frombuffer(
-            b"".join(all_gather_bytes(own.tobytes())), own.dtype
-        )
+        joined = b"".join(all_gather_bytes(own.tobytes()))
+        return np.frombuffer(joined, own.dtype)
 
 
 def note_whole(variable: Any, value: Any, method: str = "assign") -> None:

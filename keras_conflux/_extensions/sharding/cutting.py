@@ -85,10 +85,8 @@ def waiting(
     """Returns the variables that are to lie in parts and do not yet."""
     if strategy.shard is None:
         return []
-    owners = list(owners)
-    optimizers = [
-        x for x in owners if isinstance(x, keras.optimizers.Optimizer)
-    ]
+    owners, kind = list(owners), keras.optimizers.Optimizer
+    optimizers = [x for x in owners if isinstance(x, kind)]
     kept = state.state_of(optimizers)
     weights = [
         variable

@@ -187,9 +187,8 @@ class GatheredWeights(Part):
         self._whole: dict[tuple[int, tf.DType], tf.Tensor] = {}
         self._begins: list[tf.Tensor | None] = []
         self._asked: set[int] | None = None
-        self._timeline = order_of_tracing.Timeline(
-            step.graph, step.kinds.samples
-        )
+        samples = step.kinds.samples
+        self._timeline = order_of_tracing.Timeline(step.graph, samples)
 
     def read(self, variable: keras.Variable) -> tf.Tensor:
         """Returns a whole weight, in the dtype in which it is read."""

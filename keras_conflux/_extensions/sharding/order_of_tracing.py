@@ -78,9 +78,8 @@ class Timeline:
         for each in operations[self._count :]:
             if any(tensor.op in self._timed for tensor in each.inputs):
                 self._timed.add(each)
-                self._latest = next(
-                    filter(may_tell, each.outputs), self._latest
-                )
+                telling = filter(may_tell, each.outputs)
+                self._latest = next(telling, self._latest)
         self._count = len(operations)
 
 

@@ -241,9 +241,7 @@ def is_sharding() -> bool:
     )
 
 
-def scattered(
-    variables: Sequence[Any], step: Step, grads: list[Any]
-) -> list[Any]:
+def scattered(variables: Sequence[Any], step: Step, grads: Any) -> list[Any]:
     """Returns the sums of all replicas' weighted gradients, or their parts."""
 
     def of_wholes(whole: list[Any], where: list[int]) -> list[Any]:

@@ -156,9 +156,8 @@ class WholeBatchSharder(BatchSharder):
 
     def _as_given(self, batch: Tree) -> Batch:
         local = self._strategy.experimental_local_results
-        return self._one(
-            trees.map_leaves(lambda x: rows.joined(local(x)), batch)
-        )
+        joined = trees.map_leaves(lambda x: rows.joined(local(x)), batch)
+        return self._one(joined)
 
 
 def _as_tensor(leaf: Any) -> Any:

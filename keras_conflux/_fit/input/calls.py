@@ -27,9 +27,8 @@ class KerasCall:
         self.name = original.__name__
         self._original = original
         try:
-            self._bound = inspect.signature(original).bind(
-                model, *args, **kwargs
-            )
+            bind = inspect.signature(original).bind
+            self._bound = bind(model, *args, **kwargs)
         except TypeError:  # which Keras raises in its own words
             with errors_reported_to_all(f"{self.name} of {model.name}"):
                 original(model, *args, **kwargs)

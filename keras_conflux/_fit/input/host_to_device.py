@@ -136,9 +136,7 @@ def moved(
 ) -> list[list[Any]]:
     """Moves one batch, or a few. Returns each replica's shard of each leaf."""
     # Where each leaf is cut and stacked.
-    places = (
-        (is_dense(leaf) and leaf.device) or "CPU:0" for leaf in batches[0]
-    )
+    places = ((is_dense(x) and x.device) or "CPU:0" for x in batches[0])
     options = tuple(places), placement, stack
     # In a graph all leaves travel at once. One after another, each would
     # wait for its GPU's computation (GPUUtil::CopyCPUTensorToGPU).
@@ -171,8 +169,7 @@ def _shard(
                 cut = [rows.shard_of(x, index, count, True) for x in leaves]
                 joined = tf.stack(cut) if stack else cut[0]
             with tf.device(device):
-                shard.append(
-                    tf.identity(joined) if is_dense(joined) else joined
-                )
+                here = tf.identity(joined) if is_dense(joined) else joined
+                shard.append(here)
         shards.append(shard)
     return shards

@@ -220,9 +220,8 @@ def agree_on_specs(iterator: Any, name: str) -> Tree:
             "goes on without."
         )
     known = all(number is not None for number in numbers)
-    keras_iterators.set_number_of_batches(
-        iterator, max(numbers) if known else None
-    )
+    count = max(numbers) if known else None
+    keras_iterators.set_number_of_batches(iterator, count)
     alike = all(each == paths[0] for each in paths)
     leaves = [*zip(*words, strict=True)] if alike else []
     if not alike or not all(map(_can_be_joined, leaves)):

@@ -253,10 +253,8 @@ def reduced_by_role(
             for each in tensors
         ]
         return [
-            _decoded(found.all) if each.dtype == tf.string else found.all
-            for each, found in zip(
-                tensors, gathered(numbers, step), strict=True
-            )
+            _decoded(rows.all) if each.dtype == tf.string else rows.all
+            for each, rows in zip(tensors, gathered(numbers, step), strict=True)
         ]
 
     def counts(tensors: list[tf.Tensor]) -> list[tf.Tensor]:

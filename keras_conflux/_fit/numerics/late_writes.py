@@ -177,7 +177,7 @@ def has_first(step: Step) -> Any:
     return (step.batch_fraction > 0) & (step.place().before == 0)
 
 
-def is_computed_from(value: Any, variable: keras.Variable) -> bool:
+def is_made_of(value: Any, variable: keras.Variable) -> bool:
     """Whether a traced value depends on the old value of a replica's copy."""
     if not tf.is_tensor(value):
         return False

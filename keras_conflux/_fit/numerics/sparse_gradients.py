@@ -113,23 +113,21 @@ def _joined(parts: list[tf.IndexedSlices]) -> tf.IndexedSlices:
     )
 
 
-def _parts(
-    slices: tf.IndexedSlices, source: Any, step: Step
-) -> Iterator[_Part]:
+def _parts(rows: tf.IndexedSlices, source: Any, step: Step) -> Iterator[_Part]:
     """Divides a gradient by the lookups that its rows come from."""
-    origins = list(_origins(slices.indices, step))
+    origins = list(_origins(rows.indices, step))
     sizes = [tf.size(origin) for origin in origins]
     for origin, values, indices in zip(
         origins,
-        _split(slices.values, sizes),
-        _split(slices.indices, sizes),
+        _split(rows.values, sizes),
+        _split(rows.indices, sizes),
         strict=True,
     ):
-        rows = tf.IndexedSlices(values, indices, slices.dense_shape)
+        rows = tf.IndexedSlices(values, indices, rows.dense_shape)
         if _is_equal(origin, step):
             shape = [origin.shape.num_elements(), *values.shape[1:]]
             rows = tf.IndexedSlices(
-                tf.ensure_shape(values, shape), indices, slices.dense_shape
+                tf.ensure_shape(values, shape), indices, rows.dense_shape
             )
             yield _Part(rows, is_equal=True)
         elif _DISTINCT.get(origin.op.type) == origin.value_index:
@@ -166,10 +164,8 @@ def _origin(tensor: tf.Tensor, step: Step) -> tf.Tensor:
         return tensor
 
     def behind(each: tf.Tensor) -> list[tf.Tensor]:
-        sources = sources_of_entries(each.op)
-        return [
-            x for x in sources if x.shape.rank != 0 or not _is_equal(x, step)
-        ]
+        found = sources_of_entries(each.op)
+        return [x for x in found if x.shape.rank != 0 or not _is_equal(x, step)]
 
     walked = walks.walked([tensor], behind)
     ends = [x for x in walked if not sources_of_entries(x.op)]

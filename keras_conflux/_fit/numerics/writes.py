@@ -182,9 +182,7 @@ class Writes(Exit):
             return value
         if isinstance(value, keras.Variable | tf.Variable):
             value = keras_variables.as_tensor(value)  # as it is now
-        moves = variable.trainable or late_writes.is_computed_from(
-            value, variable
-        )
+        moves = variable.trainable or late_writes.is_made_of(value, variable)
         is_open = tf.is_tensor(value) and tf.get_static_value(value) is None
         if not moves and is_open:
             # Not in the graph of a branch, whose tensors are known there only.

@@ -128,9 +128,8 @@ def main(options: argparse.Namespace) -> int:
         for attempt in range(options.restarts + 1):
             environments = _environments(inherited, shares, attempt)
             screen.keep_up_to(RUNNING)
-            with Gang(
-                command, environments, options.grace, events, screen
-            ) as gang:
+            told = events, screen
+            with Gang(command, environments, options.grace, *told) as gang:
                 gang.wait()
             is_last = gang.status == 0 or gang.is_interrupted
             if gang.failed is not None:
