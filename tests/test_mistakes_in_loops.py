@@ -257,6 +257,114 @@ def test_gradients_that_are_made_of_sums():
         applied_later(lambda kept, _: [x + metric.total.value for x in kept])
 
 
+def reduced_in_a_function(gradients, x):
+    return tf.function(weighted)(gradients, x)
+
+
+def of_one(gradients, x):
+    return kc.reduce("sum", [*map(tf.ones_like, gradients)])
+
+
+def by_length(gradients, x):
+    return [each / len(x) for each in weighted(gradients, x)]
+
+
+def own(gradients, x):
+    return gradients
+
+
+def lengths(gradients, x):
+    return [len(x) * tf.ones_like(each) for each in gradients]
+
+
+def halved(given):
+    return [each / 2 for each in given]
+
+
+def beside_noise(given):
+    return [each + tf.random.normal(each.shape) for each in given]
+
+
+def by_rank(given):
+    return [each / (2 + kc.replica().index) for each in given]
+
+
+def applied_after(*steps, size=UNEVEN):
+    """Applies in a last step what others have made of gradients."""
+    model = kc.replicate(network(), MANY)
+    optimizer = kc.replicate(keras.optimizers.SGD(0.1), MANY)
+    weights = model.trainable_variables
+
+    @kc.withdevices
+    def made(x, y):
+        with tf.GradientTape() as tape:
+            loss = error(model, x, y)
+        return steps[0](tape.gradient(loss, weights), x)
+
+    found = made(*kc.split((X[:size], Y[:size]), MANY))
+    for each in steps[1:]:
+        found = kc.withdevices(each)(found)
+    kc.withdevices(lambda given: optimizer.apply(given, weights))(found)
+    return model
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (weighted,),
+        (reduced_in_a_function,),
+        (weighted, halved),
+    ],
+)
+def test_what_all_replicas_return_alike_may_be_applied(steps):
+    kc.assert_in_sync(applied_after(*steps))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (own,),
+        (lengths,),
+        (by_length,),
+        (of_one,),
+        (weighted, beside_noise),
+        (weighted, by_rank),
+    ],
+)
+def test_what_each_replica_returns_of_its_own_may_not(steps):
+    with pytest.warns(kc.ConfluxWarning, match=TOUCHED):
+        model = applied_after(*steps)
+    assert not kc.in_sync(model)
+
+
+def result_in_a_function(metric, x, y):
+    return tf.function(lambda: result(metric, x, y))()
+
+
+def result(metric, x, y):
+    metric.update_state(x, y)
+    return {"auc": metric.result(), "mean": tf.reduce_mean(x)}
+
+
+def result_left_out(metric, x, y):
+    return {"mean": result_in_a_function(metric, x, y)["mean"]}
+
+
+RESULTS = [(result, 1), (result_in_a_function, 1), (result_left_out, 0)]
+
+
+@pytest.mark.parametrize(("returned", "told"), RESULTS)
+def test_the_result_of_a_metric_in_a_replica(returned, told):
+    metric = kc.replicate(keras.metrics.AUC(), MANY)
+    step = kc.withdevices(lambda x, y: returned(metric, x, y))
+    rows = np.arange(EVEN, dtype="float32")[:, None]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kc.ConfluxWarning)
+        step(*kc.split((rows % 2, rows / EVEN), MANY))
+    assert len(caught) == told
+    assert all("Read it after the step" in str(x.message) for x in caught)
+
+
 def write_own(model, x):
     for variable in model.trainable_variables:
         variable.assign_sub(0.1 * tf.reduce_mean(x) * variable)

@@ -326,6 +326,24 @@ def test_what_each_replica_is_given_does_not_warn_in_a_loop():
     assert [[*map(float, each)] for each in given] == [[2, 2], [3, 3]]
 
 
+def test_what_each_replica_is_given_is_no_variable_in_a_step():
+    given = kc.replicate(keras.Variable(1.0), devices=2)
+    step = kc.withdevices(lambda x: given.assign_add(x), devices=2)
+    with pytest.raises(AttributeError, match="which a step may assign, write"):
+        step(1.0)
+
+
+def test_a_seed_generator_has_copies():
+    generator = keras.random.SeedGenerator(1)
+    assert kc.replicate(generator, 2) is generator
+    step = kc.withdevices(
+        lambda: keras.random.normal((2,), seed=generator), devices=2
+    )
+    step(), step()
+    kc.assert_in_sync(generator)
+    assert int(kc.unreplicate(generator).state[1]) == 2
+
+
 def test_copies_and_what_is_read_do_not_warn_in_a_loop():
     copies = kc.replicate(lambda: tf.Variable(0.0))
     shared, made = tf.Variable(1.0), []

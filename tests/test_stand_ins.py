@@ -83,6 +83,31 @@ def test_a_loss_over_the_whole_batch(kind, samples):
     kc.assert_in_sync(models[1])
 
 
+class Largest(keras.metrics.Metric):
+    """The largest error of all samples of the last batch."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.largest = keras.Variable(0.0)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        own = tf.reduce_max(tf.abs(y_true - y_pred))
+        self.largest.assign(kc.allreduce("max", own))
+
+    def result(self):
+        return self.largest.value
+
+
+def test_a_metric_that_reduces():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[Largest()])
+    kc.replicate(model, MANY)
+    model.fit(X[:9], Y[:9], batch_size=8, verbose=0)
+    found = model.evaluate(X[:9], Y[:9], batch_size=9, verbose=0)[1]
+    expected = np.abs(model.predict(X[:9], verbose=0) - Y[:9]).max()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 OPS = {
     "sum": np.sum,
     "mean": np.mean,

@@ -210,10 +210,20 @@ def test_an_optimizer_may_be_built_in_a_function_of_its_own():
     assert_same_training(one, many)
 
 
+def mean_of(x, _):
+    return tf.reduce_sum(x) / len(x)
+
+
+def with_a_share_of(x, _):
+    return x * (1 / len(x))
+
+
 @several
 @pytest.mark.parametrize(
     "use",
     [
+        mean_of,
+        with_a_share_of,
         lambda x, rows: tf.reduce_sum(x) / rows,
         lambda x, rows: tf.reshape(x, (rows, 2, -1)),
         lambda x, rows: tf.zeros((rows, 4)),

@@ -75,9 +75,11 @@ def is_of_sizes(error: Exception) -> bool:
     return re.search(words, str(error)) is not None
 
 
-def is_of_none(error: BaseException) -> bool:
-    """Whether a program may have taken `None` for a number."""
-    words = re.search(r"NoneType|None values|elements of .*None", str(error))
+def is_of_length(error: BaseException) -> bool:
+    """Whether a program may have taken a length, or `None`, for a number."""
+    texts = r"NoneType|None values|elements of .*None|same dtype.*int32|"
+    texts += r"has type (int32|float64) that does not match type float"
+    words = re.search(texts, str(error))
     return isinstance(error, TypeError | ValueError) and words is not None
 
 

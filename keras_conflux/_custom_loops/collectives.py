@@ -372,6 +372,8 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
         step = steps.current()
         if step is not None:
             UserReductions.of(step).add(result)
+        if step is not None and call.verb is verbs.reduce:
+            UserReductions.of(step).own += trees.flatten(result)
         return result
     replicas, by_leaf = _as_replicas(call, values)
     standard = [trees.map_leaves(_standard, tree) for tree in replicas]
@@ -382,8 +384,8 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
     given.is_uneven = replicas.is_uneven
     weights = [_of_each(each, replicas.devices) for each in weight]
     result = run(given, *weights)
-    is_of_one = call.verb is verbs.reduce
-    result.kind = call.settings[1] if is_of_one else "reduced"
+    if call.verb is verbs.reduce:
+        result.kind = call.settings[1]
     return _by_leaf(result) if by_leaf else result
 
 

@@ -29,8 +29,11 @@ from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._fit.input import specs
+from keras_conflux._graphs import resources
+from keras_conflux._replication import state
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.replicas import as_replicas
+from keras_conflux._replication.steps import Step
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -226,6 +229,20 @@ def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
         f"`keras_conflux.replicate(array)`.{if_own}"
     )
     return True
+
+
+def warn_of_returned_sums(step: Step, made_of: list[Any]) -> None:
+    """Warns where results are made of a copy of what copies add up to."""
+    for each in made_of:
+        variable = resources.container_of(each)
+        if variable is not None and state.is_sum(variable):
+            step.warn_once(
+                "returned sums",
+                f"the step returns what it has read of {variable.name!r}. In "
+                "a replica it counts the samples of this replica alone, as in "
+                "the result of a metric. Read it after the step: outside of "
+                "replicas, `metric.result()` is of all samples.",
+            )
 
 
 def are_tensors(tree: Tree) -> bool:

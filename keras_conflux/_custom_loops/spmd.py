@@ -31,12 +31,17 @@ from keras_conflux._custom_loops.given import R
 from keras_conflux._custom_loops.given import are_tensors
 from keras_conflux._custom_loops.given import assert_same_batches
 from keras_conflux._custom_loops.given import warn_if_unsplit
+from keras_conflux._custom_loops.given import warn_of_returned_sums
 from keras_conflux._custom_loops.verbs import Means
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._fit.numerics.gradients import are_alike
 from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import walks
+from keras_conflux._graphs.effects import is_collective
 from keras_conflux._replication import common_state
 from keras_conflux._replication import lost_values
 from keras_conflux._replication import promotion
@@ -302,14 +307,13 @@ class _Compiled:
                 sums = [each.checksum for each in given.split]
                 if self._calls == 1 and any(sums):
                     assert_same_batches("split", sums)
-                outputs = self._run(signature, parts, given)
+                results = self._run(signature, parts, given)
                 promotion.give_back_seed()
         except BaseException as error:
             raise self._explain(error, given.empty) from None
         alike = self._counts_alike or self._weighs_alike
         if (alike or self._passes) and not self._has_warned:
             self._has_warned = given.warn_of_mean(self._name, not alike)
-        results = Replicas(outputs, self._devices)
         results.is_uneven = given.is_uneven
         return results
 
@@ -319,14 +323,14 @@ class _Compiled:
         given = {*self._weights.values()}
         return len(self._weights) > 1 and len(given) == 1 and given != {()}
 
-    def _run(self, key: Any, parts: list[Tree], given: Given) -> list[Any]:
+    def _run(self, key: Any, parts: list[Tree], given: Given) -> Replicas[Any]:
         """Traces the program if it has to be, and runs it when all agree."""
         what = f"call {self._calls} of {self._name}"
         arguments = parts, given.kinds
         if not tensorflow_tracing.may_run_in_another_thread():
             assert_same_place(what)
             with tensorflow_tracing.leaving_out(self._leaves_out):
-                return self._function(*arguments)
+                return Replicas(self._function(*arguments), self._devices)
         program = self._traced.get(key)
         if program is None:
             program = self._trace(given.opened(parts), given.kinds)
@@ -344,11 +348,14 @@ class _Compiled:
                 return program(*arguments)
 
         try:
-            return self._watchdog.call(run)
+            results = Replicas(self._watchdog.call(run), self._devices)
         except tf.errors.OpError as error:
             if self._is_compiled:
                 lost_values.after(error, program)
             raise
+        if program.graph.conflux_returns is not None:
+            results.kind = "reduced"
+        return results
 
     def _trace(self, *arguments: Any) -> Any:
         program = self._function.get_concrete_function(*arguments)
@@ -395,13 +402,31 @@ class _Compiled:
             are_equal = ("shared", "reduced")
             equal = {id(leaf) for leaf, kind in given if kind in are_equal}
             branches.refuse_unequal(self._name, program.operations, equal)
+            made_of = self._note_results(step, program.graph, output)
             if index == 0:
                 step.graph = program.graph
                 warn_of_plain_variables(step)
+                warn_of_returned_sums(step, made_of)
                 program.graph.conflux_program = program
                 self._counts_alike |= steps.UserReductions.of(step).counts_parts
             output = self._watchdog.mark_end(index, output)
         outputs[index] = output
+
+    def _note_results(self, step: steps.Step, graph: Any, output: Tree) -> Any:
+        """Notes if all replicas return the same. Tells of what that is made."""
+        leaves = trees.present(output)
+        found = steps.symbolic(leaves)
+        made_of = [*walks.walked(found, walks.made_past(is_collective, {}))]
+        traced = [x.op for x in made_of if not bodies.is_eager(x)]
+        constants = [x for x in traced if x.type == "Const"]
+        values = [x.get_attr("value").SerializeToString() for x in constants]
+        alike = len(found) == len(leaves)
+        alike = alike and are_alike(found, steps.UserReductions.of(step))
+        is_first = replica_index() == 0
+        if not alike or not (is_first or values == graph.conflux_returns):
+            values = None  # which differ if parts are of known lengths
+        graph.conflux_returns = values
+        return made_of
 
     def _fail(self, index: int | None, error: Exception) -> None:
         if not self._failed and not tensorflow_internals.is_cancellation(error):
@@ -417,10 +442,11 @@ class _Compiled:
             # replaces exceptions of types that it does not know.
             error = original
         errors.add_notes(error)
-        if error_texts.is_of_none(error):
+        if error_texts.is_of_length(error):
             error.add_note(
-                "`x.shape[0]` is None once a step has had parts of two sizes. "
-                "Write `len(x)`, in arithmetic `tf.cast(len(x), x.dtype)`."
+                "Once a step has had parts of two sizes, `x.shape[0]` is None "
+                "and `len(x)` an int32 tensor. Write `len(x)`, in arithmetic "
+                "`tf.cast(len(x), x.dtype)`."
             )
         on_gpu = self._strategy.communicator.on_gpu
         if empty and isinstance(error, tf.errors.OpError) and not on_gpu:

@@ -29,7 +29,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _COMPOSITE = tf.IndexedSlices | tf.RaggedTensor | tf.SparseTensor
-_STATEFUL = state.STATEFUL | tf.Module
+_STATEFUL = state.Replicable | tf.Module
 
 
 @overload

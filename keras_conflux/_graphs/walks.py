@@ -68,19 +68,41 @@ def flows_past(
     Nothing flows through shapes. The callers run the graphs of tensors.
     """
     ends = {id(source) for source in sources}
+    feeding = made_past(stops, callers)
+    shapes = ("Shape", "ShapeN", "Size")
+
+    def through_values(tensor: tf.Tensor) -> list[tf.Tensor]:
+        is_value = bodies.is_eager(tensor) or tensor.op.type not in shapes
+        return feeding(tensor) if is_value else []
+
+    return any(id(each) in ends for each in walked(tensors, through_values))
+
+
+def made_past(
+    stops: Callable[[tf.Operation], bool], callers: Mapping[Any, tf.Operation]
+) -> Callable[[tf.Tensor], list[tf.Tensor]]:
+    """Returns a function like `made_of` that enters what a graph calls.
+
+    It goes past no operation that stops it. Of a function that is called twice,
+    the second result is made of all that it is given.
+    """
+    entered = dict(callers)
 
     def feeding(tensor: tf.Tensor) -> list[tf.Tensor]:
         made = made_of(tensor)
         graph: Any = None if bodies.is_eager(tensor) else tensor.graph
-        if not made and graph in callers:
-            given = bodies.arguments(callers[graph], graph)
+        if not made and graph in entered:
+            given = bodies.arguments(entered[graph], graph)
             return [outside for inside, outside in given if inside is tensor]
         if made and tensor.op.type == "IdentityN":
             return [made[tensor.value_index]]
-        is_shape = made and tensor.op.type in ("Shape", "ShapeN", "Size")
-        return [] if is_shape or (made and stops(tensor.op)) else made
+        if made and tensor.op.type in bodies.CALLS:
+            (body,) = bodies.graphs_of(tensor.op)
+            if entered.setdefault(body, tensor.op) is tensor.op and body:
+                return [body.outputs[tensor.value_index]]
+        return [] if made and stops(tensor.op) else made
 
-    return any(id(each) in ends for each in walked(tensors, feeding))
+    return feeding
 
 
 def is_constant(tensor: tf.Tensor, *ends: str) -> bool:

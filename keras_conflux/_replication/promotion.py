@@ -20,6 +20,7 @@ from keras_conflux._replication import parts
 from keras_conflux._replication import running
 from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
+from keras_conflux._replication.replica_context import on_whole_batch
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import default_strategy
@@ -80,7 +81,7 @@ def build(
     """Makes the variables of a replicated model, for batches like `spec`."""
     # A call of the model may have built layers since it was replicated.
     promote_new_state(model, strategy)
-    with strategy.scope():
+    with strategy.scope(), on_whole_batch(strategy):
         keras_models.symbolic_build(model, spec, layers_alone=layers_alone)
     promote_new_state(model, strategy)
 

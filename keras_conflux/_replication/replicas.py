@@ -32,6 +32,12 @@ _HINT = (
     "`weight=[len(part) for part in x]` for that over samples."
 )
 
+_OF_VARIABLES = (
+    "It has a variable for each device, which a step gets as an argument. For "
+    "one with a copy on each device, which a step may assign, write "
+    "`keras_conflux.replicate(lambda: keras.Variable(...))`."
+)
+
 
 class Replicas(per_replica.PerReplica, Generic[T_co]):
     """One tree per device, in device order.
@@ -113,7 +119,7 @@ class Replicas(per_replica.PerReplica, Generic[T_co]):
         """
         if isinstance(value, Replicas):
             return value
-        if isinstance(value, state.STATEFUL):
+        if isinstance(value, state.Replicable):
             return cls._of_copies(value)
         of_variable = getattr(value, "distribute_strategy", None)
         strategy = of_variable or current_strategy()
@@ -189,6 +195,8 @@ class Replicas(per_replica.PerReplica, Generic[T_co]):
     def __getattr__(self, name: str) -> NoReturn:
         is_of_arrays = name == "numpy" or hasattr(np.ndarray, name)
         hint = f" {_HINT}" if is_of_arrays and name[0] != "_" else ""
+        if name.startswith("assign"):
+            hint = f" {_OF_VARIABLES}"
         raise AttributeError(
             f"A Replicas has no {name!r}.{hint}", name=name, obj=self
         )

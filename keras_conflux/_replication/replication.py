@@ -30,7 +30,7 @@ from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_for
 from keras_conflux._replication.strategy import strategy_over
 
-_EXPECTED = "a model, layer, optimizer or metric of Keras"
+_EXPECTED = "a model, layer, optimizer, metric or seed generator"
 KerasObject = TypeVar("KerasObject", bound=Replicable)
 Result = TypeVar("Result")
 Values = TypeVar("Values")
@@ -89,11 +89,11 @@ def replicate(
 
     * nothing: returns the `ReplicatedStrategy` over the devices, for
       `with kc.replicate() as strategy:` or `strategy.scope()`;
-    * a Keras model, layer, optimizer or metric: gives every variable one copy
-      per device, in place and with all state kept, and returns it. A model may
-      be built or not, compiled or not, trained or not: `fit`, `evaluate`,
-      `predict` and `export` work on. A metric's copies count their replicas'
-      samples, and reading it adds them up;
+    * a Keras model, layer, optimizer, metric or seed generator: gives every
+      variable one copy per device, in place and with all state kept, and
+      returns it. A model may be built or not, compiled or not, trained or not:
+      `fit`, `evaluate`, `predict` and `export` work on. A metric's copies count
+      their replicas' samples, and reading it adds them up;
     * a tree of these: each of them;
     * an array, tensor, variable, or a tree of them: returns a `Replicas` with
       one copy on each device. A variable becomes one variable per device;
@@ -200,9 +200,8 @@ def replicate(
         is_chosen = devices is not None or shard is not None
         promotion.promote(target, strategy if is_chosen else None)
         return target
-    if callable(target) and not isinstance(
-        target, keras.Variable | tf.Variable
-    ):
+    is_variable = isinstance(target, keras.Variable | tf.Variable)
+    if callable(target) and not is_variable:
         with strategy.scope():
             return target()
     if shard is not None:
@@ -250,7 +249,7 @@ def unreplicate(target: KerasObject) -> KerasObject:
     copies are added up. An object that is not replicated is left as it is.
 
     Args:
-        target: A Keras model, layer, optimizer or metric.
+        target: A Keras model, layer, optimizer, metric or seed generator.
 
     Returns:
         The target itself, whose variables are on its first device now.
@@ -277,7 +276,7 @@ def devices_of(target: Replicable) -> tuple[Device, ...]:
     """Returns the devices on which a model runs, or another Keras object.
 
     Args:
-        target: A Keras model, layer, optimizer or metric, replicated or not.
+        target: A Keras model, layer, optimizer, metric or seed generator.
 
     Returns:
         For a replicated object, the devices of this process, in replica order.

@@ -29,12 +29,14 @@ from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import is_replicated
 
 Replicable: TypeAlias = (
-    keras.layers.Layer | keras.optimizers.Optimizer | keras.metrics.Metric
+    keras.layers.Layer
+    | keras.optimizers.Optimizer
+    | keras.metrics.Metric
+    | keras.random.SeedGenerator
 )
-STATEFUL = Replicable | keras.random.SeedGenerator
 
 
-def stateful_objects(target: Any, kind: Any = STATEFUL) -> Iterator[Any]:
+def stateful_objects(target: Any, kind: Any = Replicable) -> Iterator[Any]:
     """Yields `target` and all that it holds of a kind, such as optimizers."""
     seen: set[int] = set()
     waiting = [target]
@@ -47,7 +49,7 @@ def stateful_objects(target: Any, kind: Any = STATEFUL) -> Iterator[Any]:
             waiting.extend(item.values())
         elif isinstance(item, list | tuple | set):
             waiting.extend(item)
-        elif isinstance(item, STATEFUL):
+        elif isinstance(item, Replicable):
             if isinstance(item, kind):
                 yield item
             waiting.extend(vars(item).values())
@@ -105,7 +107,7 @@ def _is_variable(leaf: Any) -> bool:
 def assert_known(target: Any, call: str) -> None:
     """Raises if a leaf of a tree neither has variables nor is one."""
     for path, leaf in trees.with_paths(target):
-        if not isinstance(leaf, STATEFUL) and not _is_variable(leaf):
+        if not isinstance(leaf, Replicable) and not _is_variable(leaf):
             raise TypeError(
                 f"`{call}` takes Keras models, layers, optimizers, metrics and "
                 "variables, `tf.Variable`s made in `keras_conflux.replicate()"

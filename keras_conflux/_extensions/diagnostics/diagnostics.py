@@ -171,7 +171,7 @@ def _places(target: Any) -> Iterator[tuple[str, Any]]:
 def _leaves(target: Any) -> Iterator[tuple[str, Any]]:
     """Yields each leaf behind its path, models and such by their variables."""
     for path, leaf in trees.with_paths(target):
-        if isinstance(leaf, state.STATEFUL):
+        if isinstance(leaf, state.Replicable):
             for variable in state.variables_of(leaf):
                 yield state.name_of(variable), variable
         elif isinstance(leaf, keras.Variable | tf.Variable):

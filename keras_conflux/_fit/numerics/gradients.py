@@ -21,6 +21,7 @@ from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
 from keras_conflux._graphs.effects import is_collective
 from keras_conflux._graphs.effects import only_reads
+from keras_conflux._graphs.effects import waits
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
@@ -132,12 +133,12 @@ class Gradients(Exit):
         known = {*map(id, reductions.operations())}
         local = [i for i, g in enumerate(grads) if reductions.are_missing([g])]
         found = symbolic(grads)
-        made_of = [*walks.walked(found, walks.made_of)]
+        made_of = walks.walked(found, walks.made_of)
         made_by = [x.op for x in made_of if not bodies.is_eager(x)]
         if not local and (
             any(id(x) in known or is_collective(x) for x in made_by)
             or all(x.op.type == "Placeholder" for x in found)  # writes tell
-            or _are_alike(made_of, reductions)
+            or are_alike(found, reductions)
         ):
             return
         some = trained and 0 < len(local) < sum(g is not None for g in grads)
@@ -152,17 +153,20 @@ class Gradients(Exit):
         )
 
 
-def _are_alike(made_of: list[Any], reductions: UserReductions) -> bool:
-    """Whether tensors give the same on all replicas: equal copies, constants.
+def are_alike(found: list[tf.Tensor], reductions: UserReductions) -> bool:
+    """Whether tensors give the same on all replicas of a loop.
 
-    A replica that knows its rank may have constants of its own.
+    So do equal copies, constants, and what collectives return. A replica that
+    knows its rank may have constants of its own.
     """
+    made_of = [*walks.walked(found, walks.made_past(is_collective, {}))]
     kept = [x for x in map(resources.container_of, made_of) if x is not None]
+    traced = [x.op for x in made_of if not bodies.is_eager(x)]
     return (
         not reductions.know_rank()
         and all(map(state.is_mirrored, kept))
         and {*map(id, reductions.own)}.isdisjoint(map(id, made_of))
-        and all(only_reads(x.op) for x in made_of if not bodies.is_eager(x))
+        and all(only_reads(x) or waits(x) for x in traced)
     )
 
 

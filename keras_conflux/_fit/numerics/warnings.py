@@ -259,6 +259,6 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
         tell(
             f"the replicas share the variable {described}, and each writes it. "
             "Make it in the strategy's scope, as by "
-            "`keras_conflux.replicate(lambda: tf.Variable(...))`. Of a metric, "
-            "write `keras_conflux.replicate(metric)`."
+            "`keras_conflux.replicate(lambda: tf.Variable(...))`. Of a metric "
+            "or a seed generator, write `keras_conflux.replicate(metric)`."
         )
