@@ -197,6 +197,15 @@ class Communicator:
         """Whether XLA programs can use it: not on several CPU devices."""
         return self.size == 1 or self.on_gpu
 
+    @property
+    def may_reorder(self) -> bool:
+        """Whether XLA may order, and leave out, what it is given now."""
+        return self.size > 1 and not self._in_xla.in_order
+
+    def in_order(self, needs: bool) -> contextlib.AbstractContextManager[None]:
+        """Keeps the order of tracing, as programs that differ need it."""
+        return having(self._in_xla, in_order=needs or self._in_xla.in_order)
+
     def spares_threads(self, name: str) -> bool:
         """Whether the next execution of `name` should be none by XLA."""
         return self.on_gpu and self.size > 1 and self._threads.are_many(name)

@@ -238,7 +238,7 @@ class _Compiled:
         self._devices = strategy.devices
         self._failed: list[tuple[int | None, Exception]] = []
         self._calls = 0
-        self._has_built = False
+        self._is_in_vain = self._asks_rank = False
         self._traced: dict[Any, Any] = {}
         """By signature, programs for tensors. TensorFlow finds them slowly."""
         self._is_users = self._warns_of_unsplit = is_users
@@ -358,12 +358,13 @@ class _Compiled:
         return results
 
     def _trace(self, *arguments: Any) -> Any:
-        program = self._function.get_concrete_function(*arguments)
-        if self._has_built:  # an optimizer, see `TraceFindings.built`
-            self._has_built = False
+        while True:
+            with self._strategy.communicator.in_order(self._asks_rank):
+                program = self._function.get_concrete_function(*arguments)
+            if not self._is_in_vain:  # see also `TraceFindings.built`
+                return program
+            self._is_in_vain = False
             self._function = tensorflow_tracing.untraced(self._function)
-            program = self._function.get_concrete_function(*arguments)
-        return program
 
     def _begin(
         self, step: steps.Step, inputs: Tree, kinds: tuple[Kind, ...]
@@ -397,7 +398,10 @@ class _Compiled:
         self._weights[index] = tuple(means.numbers)
         if not tf.executing_eagerly():
             program.close()
-            self._has_built |= Gradients.of(step).have_built
+            self._is_in_vain |= Gradients.of(step).have_built
+            if self._is_compiled and self._strategy.communicator.may_reorder:
+                self._asks_rank |= steps.UserReductions.of(step).know_rank()
+                self._is_in_vain |= self._asks_rank
             given = zip(keras.tree.flatten(program.inputs), kinds, strict=True)
             are_equal = ("shared", "reduced")
             equal = {id(leaf) for leaf, kind in given if kind in are_equal}

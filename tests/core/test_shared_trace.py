@@ -236,6 +236,44 @@ def test_a_step_that_asks_nothing_is_traced_once(shared, ask):
     assert shared == [1]
 
 
+def by_fit(ask):
+    traced_for(ask)
+
+
+def by_a_loop(ask):
+    kc.withdevices(ask, jit_compile=True)(kc.split(X, DEVICES))
+
+
+def some_of_all(x):
+    return tf.reduce_sum(kc.allgather(tf.shape(x)[0])[: kc.replica().index])
+
+
+@pytest.mark.parametrize(
+    ("train", "ask", "is_in_order"),
+    [
+        (by_fit, some_of_all, True),
+        (by_fit, lambda x: None, False),
+        (by_a_loop, some_of_all, True),
+        (by_a_loop, lambda x: kc.allreduce("sum", x), False),
+    ],
+)
+def test_programs_of_each_replica_run_collectives_in_one_order(
+    monkeypatch, train, ask, is_in_order
+):
+    """Else XLA leaves out what only one of them needs, and all wait forever."""
+    kept = []
+    real = XlaNccl.all_reduce
+
+    def noted(self, *arguments):
+        kept.append(self.in_order)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(XlaNccl, "all_reduce", noted)
+    train(ask)
+    assert kept[-1] == is_in_order
+    assert not is_in_order or not kept[0]
+
+
 LENGTHS = {"x": np.ones((28, 4), "float32"), "y": np.zeros(28, "int64")}
 
 

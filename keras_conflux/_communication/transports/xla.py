@@ -33,9 +33,10 @@ CHECKED_EVERY = 64
 class XlaNccl:
     """Collectives that XLA lowers to NCCL's.
 
-    NCCL matches them by the order in which programs run them, and XLA orders
-    independent collectives as it likes. Where the programs of a group are not
-    the same, each depends on the one before: they are `in_order`.
+    NCCL matches them by the order in which programs run them. XLA orders
+    independent collectives as it likes, and leaves out those that nothing
+    needs. Where the programs of a group are not the same, each collective
+    depends on the one before: they are `in_order`.
     """
 
     def __init__(
@@ -50,14 +51,15 @@ class XlaNccl:
         self._size = size
         self._group_key = group_key
         self._told: weakref.WeakSet = weakref.WeakSet()
-        self._latest = [own_variable(each, 0.0) for each in devices if in_order]
+        self._latest = [own_variable(each, 0.0) for each in devices]
+        self.in_order = in_order
 
     def all_reduce(
         self, tensor: tf.Tensor, index: int, op: Op, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
         del call
-        if not self._latest:
+        if not self.in_order:
             return self._reduced(tensor, index, op)
         # An entry of the previous result travels along. It is kept in a
         # variable, so it comes out of branches, loops and functions. XLA
@@ -75,7 +77,7 @@ class XlaNccl:
     def moves_parts(self) -> bool:
         """Whether it can send a replica the parts that it needs alone."""
         # Between processes, all of them are links of one chain: all-reduces.
-        return tensorflow_xla.has_module_calls() and not self._latest
+        return tensorflow_xla.has_module_calls() and not self.in_order
 
     def reduce_scatter(
         self,
@@ -98,9 +100,8 @@ class XlaNccl:
     ) -> list[tf.Tensor]:
         """Joins parts. An entry of each `after` travels along."""
         self._say_devices()
-        return tensorflow_xla.all_gather(
-            parts, self._size, _GATHERS + call, after
-        )
+        channel = _GATHERS + call
+        return tensorflow_xla.all_gather(parts, self._size, channel, after)
 
     def _say_devices(self) -> None:
         # Only CollectiveReduceV2 says which devices the program is for, and it
@@ -116,9 +117,8 @@ class XlaNccl:
             return self._lowered(tensor, op)
         if tensor.dtype == tf.int32:
             self._say_devices()
-            return tensorflow_xla.xla_all_reduce(
-                tensor, self._size, op.merge_op
-            )
+            reduce = tensorflow_xla.xla_all_reduce
+            return reduce(tensor, self._size, op.merge_op)
         # That other op does not support int64. So all tensors are gathered by
         # a sum of blocks, of which each replica fills its own.
         with tensorflow_tracing.of_rank():

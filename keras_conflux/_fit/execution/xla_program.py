@@ -27,6 +27,8 @@ from keras_conflux._fit.execution.traced_program import make
 from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._fit.input.device_batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
+from keras_conflux._fit.numerics.exit import TraceAgain
+from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._replication import sums
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.steps import CompiledStep
@@ -35,6 +37,9 @@ from keras_conflux._replication.steps import Place
 
 class XlaProgram(StepPrograms):
     """Runs steps for batches of one shape, on one device or on GPUs."""
+
+    _are_apart = False
+    """Whether each replica has a program of its own."""
 
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
         """Runs a step per batch and returns the last one's result."""
@@ -87,16 +92,20 @@ class XlaProgram(StepPrograms):
                     self._communicator.repeat_calls(index)
                     output = shared[0].for_replica(index, *arguments)
                 else:
-                    program = self._many_steps(
-                        shard_specs[index], limit, compiled
-                    )
+                    spec = shard_specs[index]
+                    program = self._many_steps(spec, limit, compiled)
                     trace = SharedTrace(program, arguments)
                     output = trace(*arguments)
                     if index == 0 and self._serves_all(trace, shard_specs):
                         shared.append(trace)
                 outputs[index] = self._watchdog.mark_end(index, output)
 
-            self._strategy.run(sums.adds_up(_without_autograph(one_replica)))
+            with self._communicator.in_order(self._are_apart):
+                run = sums.adds_up(_without_autograph(one_replica))
+                self._strategy.run(run)
+                if not shared and self._communicator.may_reorder:
+                    self._are_apart = True
+                    raise TraceAgain(TraceFindings())
             self._step.raise_if_retrace_needed()
             ordered = [outputs[index] for index in range(count)]
             everywhere = self._communicator.size
