@@ -83,6 +83,116 @@ def test_a_loss_over_the_whole_batch(kind, samples):
     kc.assert_in_sync(models[1])
 
 
+def towards_slopes(net, x, y):
+    """A stand-in has no slopes, by whose length the step divides."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum((net(x, training=True) - y) ** 2)
+    slopes = tf.stop_gradient(tape.gradient(loss, x))
+    x += 0.1 * slopes / tf.norm(slopes, axis=1, keepdims=True)
+    return tf.reduce_sum((net(x, training=True) - y) ** 2)
+
+
+def towards_slopes_from_the_mean(net, x, y):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum((net(x) - y) ** 2)
+    x += 0.1 * tf.math.l2_normalize(tape.gradient(loss, x), 1, epsilon=0.0)
+    out = net(x)
+    total, rows = tf.reduce_sum(out), tf.cast(tf.shape(x)[0], tf.float32)
+    if replicated():
+        total, rows = kc.allreduce("sum", (total, rows))
+    return tf.reduce_mean((out - total / rows - y) ** 2)
+
+
+def beside_a_variable(net, x, y):
+    loss = tf.reduce_sum((net(x, training=True) - y) ** 2)
+    return [loss, net.trainable_variables[0]]
+
+
+def beside_ragged(net, x, y):
+    out = net(x, training=True)
+    splits = tf.range(tf.shape(out)[0] + 1)
+    ragged = tf.RaggedTensor.from_row_splits(out[:, 0] ** 2, splits)
+    return [tf.reduce_sum((out - y) ** 2), ragged]
+
+
+def of_complex(net, x, y):
+    return tf.reduce_mean(tf.cast(net(x, training=True) - y, tf.complex64) ** 2)
+
+
+class Own(keras.Model):
+    """Differentiates what a function returns."""
+
+    def __init__(self, targets_of):
+        super().__init__()
+        self.targets_of = targets_of
+        self.net = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(5, "tanh"),
+                keras.layers.BatchNormalization(synchronized=True),
+                keras.layers.Dense(1),
+            ]
+        )
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            targets = self.targets_of(self.net, *data)
+        weights = self.net.trainable_variables
+        slopes = tape.gradient(targets, weights, unconnected_gradients="zero")
+        self.optimizer.apply(slopes, weights)
+        return {"mean": tf.reduce_mean(data[0])}
+
+
+def trained(model_of, samples):
+    models = []
+    for count in (None, MANY):
+        keras.utils.set_random_seed(1)
+        model = model_of()
+        model.compile(keras.optimizers.SGD(0.02), jit_compile=False)
+        if count:
+            kc.replicate(model, count)
+        data = X[:samples], Y[:samples]
+        model.fit(*data, batch_size=MANY, shuffle=False, verbose=0)
+        models.append(model)
+    return models
+
+
+@pytest.mark.parametrize("samples", [MANY - 1, 2 * MANY - 1])
+@pytest.mark.parametrize(
+    "targets_of",
+    [
+        towards_slopes,
+        towards_slopes_from_the_mean,
+        beside_a_variable,
+        beside_ragged,
+        of_complex,
+    ],
+)
+def test_slopes_of_a_step_of_ones_own(targets_of, samples):
+    one, many = trained(lambda: Own(targets_of), samples)
+    for a, b in zip(one.get_weights(), many.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    kc.assert_in_sync(many)
+
+
+def test_slopes_of_tensorflow_that_pass_an_exchange_warn():
+    class Other(Own):
+        def train_step(self, data):
+            targets = self.targets_of(self.net, *data)
+            weights = self.net.trainable_variables
+            slopes = tf.gradients(targets, [each.value for each in weights])
+            self.optimizer.apply(slopes, weights)
+            return {"mean": tf.reduce_mean(data[0])}
+
+    def total(net, x, y):
+        return tf.reduce_sum((net(x, training=True) - y) ** 2)
+
+    with pytest.warns(kc.ConfluxWarning, match="gradients of `tf.gradients`"):
+        trained(lambda: Other(total), MANY - 1)
+
+
 class Largest(keras.metrics.Metric):
     """The largest error of all samples of the last batch."""
 

@@ -146,9 +146,8 @@ def _followed(
 
 
 def _body(operation: tf.Operation, attribute: str) -> Any:
-    return bodies.function_named(
-        operation.graph, operation.get_attr(attribute).name
-    )
+    name = operation.get_attr(attribute).name
+    return bodies.function_named(operation.graph, name)
 
 
 def _of_body(

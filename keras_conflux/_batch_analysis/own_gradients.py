@@ -98,9 +98,7 @@ class OwnGradients:
         gradient = _Kinds(self._kinds, [*given])
         tensors = [*operation.outputs, *operation.inputs]
         known = {id(each): gradient.kind(each) for each in tensors}
-        graph: Any = tf.__internal__.FuncGraph(
-            "gradient", capture_by_value=False
-        )
+        graph: Any = tf.__internal__.FuncGraph("slopes", capture_by_value=False)
         with graph.as_default():
             for each in tensors:
                 self._kinds.mark(graph.capture(each), known[id(each)])

@@ -20,7 +20,7 @@ from keras_conflux._batch_analysis.rule import rows_among
 from keras_conflux._batch_analysis.rule import rules_of
 
 
-def _first_axis(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _by_row(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows a computation of each entry along the first axis."""
     of_rows = rows_among(inputs)
     if any(kind.axis != 0 for kind in of_rows):
@@ -30,7 +30,7 @@ def _first_axis(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 def _of_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the gradient of a convolution by the images."""
-    return None if inputs[0].axis else _first_axis(operation, inputs[1:])
+    return None if inputs[0].axis else _by_row(operation, inputs[1:])
 
 
 def on_last(count: int) -> Claim:
@@ -85,27 +85,27 @@ def _split_strings(_: tf.Operation, inputs: list[Kind]) -> list[Kind] | None:
     return [dataclasses.replace(words, are_positions=True), words, DERIVED]
 
 
-_WITH_WEIGHTS = Rule(_first_axis, ROWS, SAME)
+_WITH_WEIGHTS = Rule(_by_row, ROWS, SAME)
 RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of(
         "AvgPool AvgPool3D DepthToSpace ExtractImagePatches "
         "ExtractVolumePatches LRN MaxPool MaxPool3D SpaceToDepth",
-        Rule(_first_axis, ROWS),
+        Rule(_by_row, ROWS),
     ),
     **rules_of("Conv2D Conv3D DepthwiseConv2dNative Dilation2D", _WITH_WEIGHTS),
     **rules_of(
         "Fingerprint ResizeArea ResizeBicubic ResizeBilinear "
         "ResizeNearestNeighbor ResizeNearestNeighborGrad",
-        Rule(_first_axis, ROWS, Form.EQUAL),
+        Rule(_by_row, ROWS, Form.EQUAL),
     ),
     **rules_of(
         "ResizeBicubicGrad ResizeBilinearGrad SoftmaxCrossEntropyWithLogits "
         "SparseSoftmaxCrossEntropyWithLogits",
-        Rule(_first_axis, ROWS, ROWS),
+        Rule(_by_row, ROWS, ROWS),
     ),
     **rules_of(
         "DrawBoundingBoxesV2 InTopKV2",
-        Rule(_first_axis, ROWS, ROWS, Form.EQUAL),
+        Rule(_by_row, ROWS, ROWS, Form.EQUAL),
     ),
     **rules_of(
         "Conv2DBackpropInput Conv3DBackpropInputV2 "
@@ -115,12 +115,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of(
         "AvgPoolGrad AvgPool3DGrad", Rule(_of_sizes, Form.SHAPE, Form.ROWS)
     ),
-    **rules_of(
-        "LRNGrad MaxPoolGrad MaxPool3DGrad", Rule(_first_axis, *[ROWS] * 3)
-    ),
-    "Dilation2DBackpropInput": (Rule(_first_axis, ROWS, Form.EQUAL, ROWS),),
+    **rules_of("LRNGrad MaxPoolGrad MaxPool3DGrad", Rule(_by_row, *[ROWS] * 3)),
+    "Dilation2DBackpropInput": (Rule(_by_row, ROWS, Form.EQUAL, ROWS),),
     "ImageProjectiveTransformV3": (
-        Rule(_first_axis, ROWS, ROWS, Form.EQUAL, SAME),
+        Rule(_by_row, ROWS, ROWS, Form.EQUAL, SAME),
     ),
     "Cross": (Rule(on_last(1), ROWS, ROWS),),
     **rules_of("HSVToRGB MatrixDiag RGBToHSV", Rule(on_last(1), ROWS)),

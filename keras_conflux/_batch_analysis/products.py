@@ -77,7 +77,7 @@ def _added_up(inputs: list[Kind]) -> Kind | None:
     return MEAN if divided else TOTAL
 
 
-def _sum_of_filters(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _filter_sum(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the gradient of a convolution by its filters.
 
     Of no images, which a part may have where each sample has some, TensorFlow
@@ -104,10 +104,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of(
         "Conv2DBackpropFilter Conv3DBackpropFilterV2 "
         "DepthwiseConv2dNativeBackpropFilter",
-        Rule(_sum_of_filters, ANY_ROWS, Form.EQUAL, ANY_ROWS),
+        Rule(_filter_sum, ANY_ROWS, Form.EQUAL, ANY_ROWS),
     ),
     "Dilation2DBackpropFilter": (
-        Rule(_sum_of_filters, ROWS, Form.EQUAL, ANY_ROWS),
+        Rule(_filter_sum, ROWS, Form.EQUAL, ANY_ROWS),
     ),
     "Einsum": (Rule(_product, ANY_ROWS | SAME, ...),),
 }

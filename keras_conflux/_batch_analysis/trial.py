@@ -178,9 +178,8 @@ def _entries(result: Results) -> Entries | None:
     lengths = [len(part) for part in result.parts]
     if lengths == [*result.sizes]:
         return Entries.ONE
-    one, other = (
-        n / size for n, size in zip(lengths, result.sizes, strict=True)
-    )
+    pairs = zip(lengths, result.sizes, strict=True)
+    one, other = (n / size for n, size in pairs)
     return Entries.SAME if one == other else Entries.VARYING
 
 

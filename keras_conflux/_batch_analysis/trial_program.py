@@ -179,13 +179,11 @@ class TrialProgram:
         shape, dtype = found
         sizes = _sizes(shape, handle.name)
         name = f"variable_{len(self._assignments)}"
-        made = tf.raw_ops.VarHandleOp(
-            dtype=dtype, shape=shape, shared_name=name
-        )
+        new = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
         value = tf.compat.v1.placeholder(dtype, sizes)
-        assigned = tf.raw_ops.AssignVariableOp(resource=made, value=value)
+        assigned = tf.raw_ops.AssignVariableOp(resource=new, value=value)
         self._assignments.append((value, sizes, assigned))
-        return made
+        return new
 
     def _follow(self, output: tf.Tensor, kinds: KindInference) -> None:
         waiting = [output]

@@ -70,7 +70,7 @@ def find_cluster(
     if addresses is not None or index is not None:
         cluster = _from_arguments(addresses, index)
     else:
-        cluster = _from_environment(environ, seconds)
+        cluster = _from_environ(environ, seconds)
     is_alone = cluster is None or len(cluster.addresses) == 1
     return None if is_alone else cluster
 
@@ -102,9 +102,7 @@ def _from_arguments(
     return Cluster(tuple(addresses), own, "the arguments of initialize")
 
 
-def _from_environment(
-    environ: Mapping[str, str], seconds: float
-) -> Cluster | None:
+def _from_environ(environ: Mapping[str, str], seconds: float) -> Cluster | None:
     found = announcements(environ)
     for other in found[1:]:
         # `mpirun -n 1` may start the program that starts the processes.

@@ -44,9 +44,7 @@ _UNKNOWN_CALLERS = 100
 """How many callers may be silent. Then the first of them has to go."""
 
 
-def call_roll(
-    addresses: Sequence[str], index: int, seconds: float
-) -> str | None:
+def call_roll(addresses: Sequence[str], index: int, limit: float) -> str | None:
     """Waits so long until all have come; returns why not, if not."""
     names = [f"process {k} at {each}" for k, each in enumerate(addresses)]
     try:
@@ -57,9 +55,9 @@ def call_roll(
         if loopback.are_local(addresses):
             loopback.bind_to_loopback(server)
         if index > 0:
-            _, wrong = _reported(addresses[0], index, len(addresses), seconds)
+            _, wrong = _reported(addresses[0], index, len(addresses), limit)
         else:
-            _, wrong = _answered(server, names, seconds)
+            _, wrong = _answered(server, names, limit)
         return wrong
 
 

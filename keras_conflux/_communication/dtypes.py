@@ -88,9 +88,6 @@ def _flip_negatives(bits: tf.Tensor) -> tf.Tensor:
     """Turns the order of the negative ones round; its own inverse."""
     places = tf.constant(8 * bits.dtype.size - 1, bits.dtype)
     if_negative = tf.bitwise.right_shift(bits, places)  # all bits, else none
-    return tf.bitwise.bitwise_xor(
-        bits,
-        tf.bitwise.bitwise_and(
-            if_negative, tf.constant(bits.dtype.max, bits.dtype)
-        ),
-    )
+    largest = tf.constant(bits.dtype.max, bits.dtype)
+    flipped = tf.bitwise.bitwise_and(if_negative, largest)
+    return tf.bitwise.bitwise_xor(bits, flipped)

@@ -39,11 +39,13 @@ class ReplicaCollectives:
         index: int,
         in_xla: bool = False,
         rank_as_tensor: Callable[[], Any] = lambda: 0,
+        has_samples: Callable[[], Any] = lambda: None,
     ) -> None:
         self._communicator = communicator
         self._index = index
         self._in_xla = in_xla
         self._rank_as_tensor = rank_as_tensor
+        self._has_samples = has_samples
 
     @property
     def _rank(self) -> int:
@@ -298,8 +300,11 @@ class ReplicaCollectives:
         @tf.custom_gradient
         def reduce(x: tf.Tensor) -> Any:
             y = self._communicator.all_reduce(x, self._index, op, self._in_xla)
+            present = self._has_samples()
 
             def gradient(dy: tf.Tensor) -> tf.Tensor:
+                if present is not None:  # a stand-in for samples owes nothing
+                    dy = tf.where(present, dy, tf.zeros_like(dy))
                 return op.gradient(self.total(dy), x, y, self)
 
             return y, gradient

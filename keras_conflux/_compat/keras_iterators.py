@@ -60,13 +60,10 @@ def reshuffled(adapter: Any) -> tf.data.Dataset:
     count, size = adapter._num_samples, adapter._batch_size
     is_even = count % size == 0
     inputs = keras.tree.lists_to_tuples(adapter._inputs)
+    to_slice = array_slicing.convert_to_sliceable
     with tf.device("CPU:0"):
-        arrays = keras.tree.traverse(
-            _as_tensor,
-            array_slicing.convert_to_sliceable(
-                inputs, target_backend="tensorflow"
-            ),
-        )
+        arrays = to_slice(inputs, target_backend="tensorflow")
+        arrays = keras.tree.traverse(_as_tensor, arrays)
 
     def rows_of_batches(seed: tf.Tensor) -> tf.data.Dataset:
         order = tf.random.experimental.stateless_shuffle(

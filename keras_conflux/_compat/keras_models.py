@@ -95,7 +95,7 @@ def symbolic_build(
         with (
             _without_compiled(model)
             if layers_alone
-            else _without_what_steps_tell(model, at_once)
+            else _without_unclear_parts(model, at_once)
         ):
             model._symbolic_build(data_batch=spec)
     except StrategyError:
@@ -112,9 +112,7 @@ def symbolic_build(
 
 
 @contextlib.contextmanager
-def _without_what_steps_tell(
-    model: keras.Model, at_once: bool
-) -> Iterator[None]:
+def _without_unclear_parts(model: keras.Model, at_once: bool) -> Iterator[None]:
     """Leaves parts to the first step that may not be built from the data.
 
     A step of the user's own may give metrics and losses something else than the

@@ -110,9 +110,7 @@ class Patched:
     SAVE_MODELS = Public("keras.models:save_model")
     SAVE_THEIR_WEIGHTS = Public("keras.saving:save_weights")
     EXPORT = Public("keras:Model.export")
-    SAVE_BACKUP = Private(
-        "keras.callbacks:BackupAndRestore._save_model", "self"
-    )
+    BACKUP = Private("keras.callbacks:BackupAndRestore._save_model", "self")
     DELETE_BACKUP = Public("keras.callbacks:BackupAndRestore.on_train_end")
     ARRAY_DATASET = Private(
         f"{_ADAPTERS}:ArrayDataAdapter.get_tf_dataset",

@@ -111,9 +111,8 @@ class _Replicas:
             return self._fn(*args, **kwargs)
 
     def _arguments(self, index: int) -> Any:
-        return distribute_utils.select_replica(
-            index, (self._args, self._kwargs)
-        )
+        given = self._args, self._kwargs
+        return distribute_utils.select_replica(index, given)
 
     def _creator(self, index: int) -> Callable:
         # Replicas after the first get the variables that it has made.

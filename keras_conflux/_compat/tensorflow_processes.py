@@ -42,11 +42,10 @@ def connect(
         heartbeat_timeout_in_ms=int(heartbeat_seconds * 1000),
         cluster_register_timeout_in_ms=int(connect_seconds * 1000),
     )
+    cluster = tf.train.ClusterSpec({_JOB: list(addresses)})
     running.enable_collective_ops(
         tf.train.ServerDef(
-            cluster=tf.train.ClusterSpec(
-                {_JOB: list(addresses)}
-            ).as_cluster_def(),
+            cluster=cluster.as_cluster_def(),
             default_session_config=copy.deepcopy(running.config),
             job_name=_JOB,
             task_index=index,

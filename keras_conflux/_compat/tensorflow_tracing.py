@@ -184,10 +184,8 @@ def leaving_out(passes: Grappler) -> contextlib.AbstractContextManager[None]:
     if passes is Grappler.NOTHING:
         return contextlib.nullcontext()
     here: Any = context.context()
-    before = here.function_call_options
-    options = _without(
-        passes, before.executor_type, before.config_proto_serialized
-    )
+    old = here.function_call_options
+    options = _without(passes, old.executor_type, old.config_proto_serialized)
     return having(here, function_call_options=options)
 
 

@@ -372,8 +372,6 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
         step = steps.current()
         if step is not None:
             UserReductions.of(step).add(result)
-        if step is not None and call.verb is verbs.reduce:
-            UserReductions.of(step).own += trees.flatten(result)
         return result
     replicas, by_leaf = _as_replicas(call, values)
     standard = [trees.map_leaves(_standard, tree) for tree in replicas]

@@ -26,6 +26,7 @@ from keras_conflux._fit.numerics.losses import Averages
 from keras_conflux._graphs import walks
 from keras_conflux._graphs.effects import is_collective
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import has_samples
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.replica_context import replica_rank
 from keras_conflux._replication.replica_context import whole_batch_strategy
@@ -92,15 +93,6 @@ def _warn_of_averaged(tree: Tree, step: steps.Step) -> None:
             'samples, and `allreduce("mean", ...)` divides gradients once '
             'more. Write `allreduce("sum", ...)`, or a plain mean as the loss.',
         )
-
-
-def has_samples() -> tf.Tensor | None:
-    """Whether this replica has samples, or `None` if all replicas must."""
-    step = steps.current_fit_step()
-    if step is None:
-        return None
-    known = tf.get_static_value(step.batch_fraction)
-    return None if known else step.batch_fraction > 0
 
 
 def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:

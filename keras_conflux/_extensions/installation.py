@@ -98,9 +98,7 @@ SHARDING = (
 def _cut_variables() -> None:
     parts.cut_by(cutting)
     of_step = gathered_weights.GatheredWeights.of
-    tape.differentiate_in(
-        lambda step, *given: of_step(step).differentiating(*given)
-    )
+    tape.differentiate_in(lambda step, *x: of_step(step).differentiating(*x))
     when_used(functools.partial(patch_all, SHARDING))
 
 

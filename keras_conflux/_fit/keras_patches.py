@@ -83,7 +83,7 @@ PATCHES = (
     (Patched.SAVE_MODEL, first_process.save),
     (Patched.SAVE_MODELS, first_process.save),
     (Patched.SAVE_THEIR_WEIGHTS, first_process.save),
-    (Patched.SAVE_BACKUP, first_process.save),
+    (Patched.BACKUP, first_process.save),
     (Patched.DELETE_BACKUP, first_process.save),
     (Patched.MAKE_TRAIN_FUNCTION, trainer.make_anew),
     (Patched.MAKE_TEST_FUNCTION, trainer.make_anew),

@@ -210,9 +210,8 @@ def copy_to_other(
         if not keeps_names:
             node.name, node.device = names[operation], ""
     begin = len(here.get_operations())
-    found = tf.graph_util.import_graph_def(
-        copies, given, [*names.values()], name=""
-    )
+    wanted = [*names.values()]
+    found = tf.graph_util.import_graph_def(copies, given, wanted, name="")
     # By this order TensorFlow knows that a read comes before a write.
     if keeps_names and found != here.get_operations()[begin:]:
         raise AssertionError("TensorFlow imports operations in another order")

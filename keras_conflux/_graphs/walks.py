@@ -131,12 +131,13 @@ def may_be_differentiated_by(tensor: tf.Tensor, sources: list[Any]) -> bool:
     return any(
         id(each) in ends or each.dtype in ends
         for each in walked(
-            [tensor], lambda x: made_of(x) if _has_derivatives(x.dtype) else ()
+            [tensor], lambda x: made_of(x) if has_derivatives(x.dtype) else ()
         )
     )
 
 
-def _has_derivatives(dtype: tf.DType) -> bool:
+def has_derivatives(dtype: tf.DType) -> bool:
+    """Whether derivatives flow through tensors of a dtype."""
     passed_on = (tf.resource, tf.variant)
     return dtype.is_floating or dtype.is_complex or dtype in passed_on
 
@@ -166,9 +167,8 @@ def to_run(graph: Any) -> list[tf.Operation]:
 
     That is the order of tracing, unless one was given another input since.
     """
-    return by_need(
-        graph.get_operations(), lambda x: [*before(x), *x.control_inputs]
-    )
+    every = graph.get_operations()
+    return by_need(every, lambda x: [*before(x), *x.control_inputs])
 
 
 def in_other_graphs(tensor: tf.Tensor) -> Iterator[tf.Tensor]:

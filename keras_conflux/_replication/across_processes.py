@@ -120,9 +120,8 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
 
         def of_ranks(*batch: Any) -> Any:
             whole = batch if len(batch) > 1 else next(iter(batch))
-            parts = [
-                rows.shard_of(whole, rank, communicator.size) for rank in ranks
-            ]
+            size = communicator.size
+            parts = [rows.shard_of(whole, rank, size) for rank in ranks]
             datasets = map(tf.data.Dataset.from_tensors, parts)
             return functools.reduce(tf.data.Dataset.concatenate, datasets)
 

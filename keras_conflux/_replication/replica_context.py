@@ -71,9 +71,19 @@ def rank_as_tensor() -> Any:
 
 def replica_collectives() -> ReplicaCollectives:
     """Returns the collectives of the running replica. There must be one."""
+    in_xla = steps.in_xla()
     return ReplicaCollectives(
-        _channel(), replica_index(), steps.in_xla(), rank_as_tensor
+        _channel(), replica_index(), in_xla, rank_as_tensor, has_samples
     )
+
+
+def has_samples() -> tf.Tensor | None:
+    """Whether this replica has samples, or `None` if all replicas must."""
+    step = steps.current_fit_step()
+    if step is None:
+        return None
+    known = tf.get_static_value(step.batch_fraction)
+    return None if known else step.batch_fraction > 0
 
 
 def _channel() -> Any:

@@ -227,9 +227,8 @@ def _first_difference_of_trees(replicas: Replicas[Any]) -> str | None:
         trees.assert_alike(dict(enumerate(tensors)), "assert_in_sync")
     except ReplicaMismatchError as error:
         return str(error)
-    pairs = zip(
-        trees.paths(replicas[0]), *map(trees.flatten, tensors), strict=True
-    )
+    paths = trees.paths(replicas[0])
+    pairs = zip(paths, *map(trees.flatten, tensors), strict=True)
     difference = _difference(
         (path, [leaf.numpy() for leaf in leaves])
         for path, *leaves in pairs

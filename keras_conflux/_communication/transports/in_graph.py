@@ -128,11 +128,9 @@ class NcclBetweenProcesses:
     on the GPU, because TensorFlow runs an op where its resources are.
     """
 
-    def __init__(
-        self, devices: Sequence[Device], size: int, group_key: int
-    ) -> None:
+    def __init__(self, devices: Sequence[Device], size: int, key: int) -> None:
         self._size = size
-        self._group_key = group_key
+        self._group_key = key
         self._counters = [own_variable("CPU:0", 0) for _ in devices]
         self._tokens = [own_variable(device, 0.0) for device in devices]
 

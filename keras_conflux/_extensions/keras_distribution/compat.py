@@ -5,9 +5,8 @@ from typing import Any
 
 from keras_conflux._compat.private_names import module_if_any
 
-backend_distribution = module_if_any(
-    "keras.src.backend.tensorflow.distribution_lib"
-)
+_MODULE = "keras.src.backend.tensorflow.distribution_lib"
+backend_distribution = module_if_any(_MODULE)
 
 
 def provide_distribution(**functions: Callable[..., Any]) -> None:

@@ -75,9 +75,8 @@ def _places_of_largest(
 ) -> tf.Tensor:
     """Returns which entry of each window is the first of the largest."""
     behind = [[0, max(0, each.end - each.length)] for each in (rows, columns)]
-    padded = tf.pad(
-        inputs, [[0, 0], *behind, [0, 0]], constant_values=-float("inf")
-    )
+    pads, least = [[0, 0], *behind, [0, 0]], -float("inf")
+    padded = tf.pad(inputs, pads, constant_values=least)
     entries = [
         padded[
             :,
@@ -102,9 +101,8 @@ def _spread(
     The numbers have the shape `[samples, rows, columns, channels]`.
     """
     apart = [[[0, 0], [0, each.stride - 1]] for each in windows]
-    given = tf.pad(
-        given[:, :, None, :, None], [[0, 0], *apart[0], *apart[1], [0, 0]]
-    )
+    pads = [[0, 0], *apart[0], *apart[1], [0, 0]]
+    given = tf.pad(given[:, :, None, :, None], pads)
     lengths = [each.count * each.stride for each in windows]
     given = tf.reshape(given, [-1, *lengths, given.shape[-1]])
     around = [

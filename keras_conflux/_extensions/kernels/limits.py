@@ -31,9 +31,8 @@ class Request:
 
     def obstacle(self, shape_of: ShapeOf) -> str | None:
         """Returns why no fused kernel can be used, if so."""
-        return (
-            self._of_options() or self._of_dtypes() or self._of_shapes(shape_of)
-        )
+        found = self._of_options() or self._of_dtypes()
+        return found or self._of_shapes(shape_of)
 
     def _of_options(self) -> str | None:
         enabled = keras.config.is_flash_attention_enabled()

@@ -33,9 +33,8 @@ def _replace(operation: tf.Operation, shape_of: ShapeOf) -> None:
     others = _REPLACEMENTS[operation.type](operation, shape_of)
     if others is None:
         return
-    for found, reading, other in zip(
-        operation.outputs, readers, others, strict=True
-    ):
+    outputs = operation.outputs
+    for found, reading, other in zip(outputs, readers, others, strict=True):
         rewriting.redirect(found, other, reading)
 
 

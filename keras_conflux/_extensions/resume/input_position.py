@@ -140,9 +140,8 @@ class InputPosition(EpochObserver):
         if over or not start.begun:
             counts = start.made, start.validation["made"]
             return self._make_iterators(*counts) or over
-        return self._make_iterators(
-            start.iterators - 1, start.validation_iterators
-        )
+        made = start.iterators - 1
+        return self._make_iterators(made, start.validation_iterators)
 
     def begins(self, steps: Generator[tuple, None, None]) -> Epoch:
         """Begins where a training has left off."""

@@ -66,9 +66,8 @@ def updates_parts(optimizer: Any) -> bool:
 
 def refusal(optimizer: Any, shard: str) -> str | None:
     """Returns why an optimizer cannot update parts, `None` if it can."""
-    if updates_parts(optimizer) or keras_optimizers.updates_whole_tensors(
-        optimizer
-    ):
+    of_wholes = keras_optimizers.updates_whole_tensors
+    if updates_parts(optimizer) or of_wholes(optimizer):
         return None
     return (
         f"Nobody knows whether {type(optimizer).__name__} updates each entry "

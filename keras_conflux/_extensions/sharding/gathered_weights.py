@@ -355,9 +355,8 @@ class GatheredWeights(Part):
             if n > AHEAD:
                 since = places[n - AHEAD - 3] if n > AHEAD + 2 else begin
                 until = places[n - AHEAD - 1]
-                known += _all_of(
-                    [g for g in telling if since <= order[g.op] < until]
-                )
+                told = [g for g in telling if since <= order[g.op] < until]
+                known += _all_of(told)
             whole = unit.gather_again(known)
             self.step.kinds.mark_equal(whole)
             others = dict(zip(map(id, unit.whole), whole, strict=True))

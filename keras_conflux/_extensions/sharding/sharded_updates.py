@@ -178,10 +178,8 @@ class ShardedUpdates(Part):
             backing = keras_variables.backing(variable)
             index = keras_optimizers.index_of(optimizer, backing)
             kept = together[index]
-            values = [
-                None if x is None else self._read(x, layout) for x in kept
-            ]
-            new = shared.of(g, kept, values)
+            found = [None if x is None else self._read(x, layout) for x in kept]
+            new = shared.of(g, kept, found)
             for each, value in zip(kept, new, strict=True):
                 if each is None or value is None:
                     continue
@@ -352,9 +350,7 @@ def update_step(
         updates.update(original, grads, variables, learning_rate)
 
 
-def average(
-    original: Callable, optimizer: Any, variables: Sequence[Any]
-) -> None:
+def average(original: Callable, optimizer: Any, variables: list[Any]) -> None:
     """Moves averages of weights, each replica its parts of them."""
     updates = ShardedUpdates.running()
     if updates is None or not optimizer.use_ema:

@@ -17,7 +17,7 @@ from keras_conflux._fit.input.calls import LogSource
 from keras_conflux._fit.input.measurements import Measurements
 
 KEYS = ("samples_per_second", "step_ms", "input_wait", "compile_s", "peak_gib")
-_DEFAULT = tuple(key for key in KEYS if key != "compile_s")
+_USUAL = tuple(key for key in KEYS if key != "compile_s")
 _FAST = ("samples_per_second",)
 """Keys of values that are large where a process is fast."""
 
@@ -65,9 +65,7 @@ class Throughput(LogSource):
         ```
     """
 
-    def __init__(
-        self, keys: Sequence[str] = _DEFAULT, prefix: str = ""
-    ) -> None:
+    def __init__(self, keys: Sequence[str] = _USUAL, prefix: str = "") -> None:
         super().__init__()
         arguments.assert_is(keys, Iterable, f"keys of {', '.join(KEYS)}")
         keys = (keys,) if isinstance(keys, str) else tuple(keys)

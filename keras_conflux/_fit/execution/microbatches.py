@@ -219,9 +219,8 @@ def _stacked(leaf: tf.Tensor, count: int) -> tuple[tf.Tensor, bool]:
     if leaf.shape.rank == 0:
         return leaf, False
     shape = tf.shape(leaf)
-    stacked = tf.reshape(
-        leaf, tf.concat([[count, shape[0] // count], shape[1:]], 0)
-    )
+    sizes = [count, shape[0] // count]
+    stacked = tf.reshape(leaf, tf.concat([sizes, shape[1:]], 0))
     stacked.set_shape([count, None, *leaf.shape[1:]])
     return stacked, True
 

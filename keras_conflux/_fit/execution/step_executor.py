@@ -73,9 +73,8 @@ class StepExecutor:
         turns = plan.turns if in_turns else 1
         self._has_turns = turns > 1
         self._graph = GraphProgram(step, plan.strategy, turns)
-        self._xla = XlaProgram(
-            step, plan.strategy, turns, model.steps_per_execution
-        )
+        limit = model.steps_per_execution
+        self._xla = XlaProgram(step, plan.strategy, turns, limit)
         self._may_compile = plan.compiled
         self._name = f"{type(step).__name__} of {model.name}"
         self._calls = 0
@@ -289,9 +288,8 @@ def _batches(sizes: Sequence[int]) -> str:
     total = sum(sizes)
     if len(sizes) == 1:
         return f"batches of {total}"
-    parts = [
-        f"{len([*group])} x {size}" for size, group in itertools.groupby(sizes)
-    ]
+    groups = itertools.groupby(sizes)
+    parts = [f"{len([*group])} x {size}" for size, group in groups]
     return f"batches of {total} = {' + '.join(parts)}"
 
 

@@ -183,9 +183,8 @@ def _description(batch: Batch) -> str:
 def _of_leaf(leaf: Any) -> str:
     if leaf is not None and not leaf.shape.rank:
         return f"{leaf.dtype.name} {tf.get_static_value(leaf)}"
-    return _described(
-        leaf if leaf is None else _in_words(specs.spec_of_any(leaf))
-    )
+    spec = leaf if leaf is None else specs.spec_of_any(leaf)
+    return _described(spec if spec is None else _in_words(spec))
 
 
 def listed(told: list[Any]) -> str:
@@ -305,9 +304,8 @@ def _can_be_joined(leaves: Sequence[Any]) -> bool:
 def _common_shape(leaves: Sequence[Any]) -> tf.TensorShape:
     """Returns the shape of all, without the sizes that not all say alike."""
     shapes = [tf.TensorShape(leaf[3]) for leaf in leaves]
-    return functools.reduce(
-        tf.TensorShape.most_specific_compatible_shape, shapes
-    )
+    common = tf.TensorShape.most_specific_compatible_shape
+    return functools.reduce(common, shapes)
 
 
 def _spec_of(kind: str, dtype: str, ragged_rank: int, shape: Any) -> Any:

@@ -179,9 +179,8 @@ class StepGroups:
                 # Nothing but this keeps executions of several processes from
                 # waiting long for their batches.
                 since = asked if self._steps.agreed_on else began
-                self._steps.note_execution(
-                    drawn.count, time.monotonic() - since
-                )
+                seconds = time.monotonic() - since
+                self._steps.note_execution(drawn.count, seconds)
             epoch.is_complete = True
         finally:
             epoch.end()

@@ -57,9 +57,8 @@ class PrefetchBudget:
         if drawn < self._minimum:
             return False
         longer = drawn >= 2 * self._steps
-        return not self.can_move(
-            power_of_two(drawn + 1) if longer else self._steps
-        )
+        count = power_of_two(drawn + 1) if longer else self._steps
+        return not self.can_move(count)
 
     def fitting(self, drawn: int) -> int:
         """Returns how many of the batches that are drawn to move now."""

@@ -167,7 +167,5 @@ def write(method: str, variable: Any, value: Any) -> bool:
 
 
 def _is_tensor_here(variable: Any) -> bool:
-    scope = keras_optimizers.stateless_scope()
-    return isinstance(scope, GivenTensors) and isinstance(
-        variable, keras.Variable
-    )
+    is_given = isinstance(keras_optimizers.stateless_scope(), GivenTensors)
+    return is_given and isinstance(variable, keras.Variable)

@@ -247,6 +247,15 @@ def _made_global(
     grads: list[Any], trained: list[Any] | None, step: Step
 ) -> list[Any]:
     given = [g for g in grads if g is not None]
+    made_by = walks.walked((x.op for x in symbolic(given)), walks.before)
+    # TensorFlow's function names its operations so, and a tape otherwise.
+    if any("gradients" in x.name and is_collective(x) for x in made_by):
+        step.warn_once(
+            "passed gradients",
+            "an optimizer applies gradients of `tf.gradients` that have passed "
+            "an exchange of replicas, as of a synchronized normalization, "
+            "without the weights that a `tf.GradientTape` gives. Write one.",
+        )
     if not any(isinstance(g, tf.IndexedSlices) for g in given):
         with contextlib.suppress(NotDerivable):
             values = iter(global_values(given, step))

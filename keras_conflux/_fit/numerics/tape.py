@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import DERIVED
@@ -22,7 +23,6 @@ from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import derivation_of
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._common.contexts import having
-from keras_conflux._communication import dtypes
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.choices import GRADIENT
 from keras_conflux._fit.numerics.choices import Choices
@@ -32,7 +32,6 @@ from keras_conflux._fit.numerics.global_values import recomputed
 from keras_conflux._fit.numerics.global_values import reduced_by_role
 from keras_conflux._fit.numerics.global_values import slopes_of
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._fit.numerics.gradients import has_samples
 from keras_conflux._fit.numerics.layers import Layers
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._graphs import walks
@@ -96,7 +95,7 @@ def gradient(
                     original,
                     tape,
                     [one for one, _ in seeded],
-                    output_gradients=_output_gradients(seeded, step),
+                    output_gradients=_output_gradients(seeded),
                     unconnected_gradients=unconnected_gradients,
                 ),
                 flat,
@@ -186,7 +185,11 @@ def batch_jacobian(
 
 def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
     """Returns tensors to differentiate in place of a target, with weights."""
-    if not isinstance(target, tf.Tensor) or not target.dtype.is_floating:
+    if isinstance(target, keras.Variable | tf.Variable):  # equal on all
+        seed = tf.ones(target.shape, target.dtype) if seed is None else seed
+        return [(target, seed * tf.cast(step.batch_fraction, seed.dtype))]
+    is_tensor = isinstance(target, tf.Tensor)
+    if not is_tensor or not walks.has_derivatives(target.dtype):
         return [(target, seed)]
     # The user exchanges the compared values.
     by_hand = bool(UserReductions.of(step))
@@ -231,17 +234,10 @@ def _weighted(target: tf.Tensor, seed: Any) -> tf.Tensor:
     return tf.reduce_sum(target * weights)
 
 
-def _output_gradients(seeded: _Seeded, step: Step) -> list[Any] | None:
-    """Returns the weights. Of a stand-in, no layer tells other replicas."""
-    are_tensors = all(isinstance(one, tf.Tensor) for one, _ in seeded)
-    may_be_empty = step.may_be_empty and are_tensors
-    if all(seed is None for _, seed in seeded) and not may_be_empty:
+def _output_gradients(seeded: _Seeded) -> list[Any] | None:
+    if all(seed is None for _, seed in seeded):
         return None
-    weight = has_samples(step) if may_be_empty else None
-    return [
-        dtypes.weighted(tf.ones_like(one) if seed is None else seed, weight)
-        for one, seed in seeded
-    ]
+    return [tf.ones_like(one) if seed is None else seed for one, seed in seeded]
 
 
 def _through_reductions(

@@ -107,12 +107,9 @@ def sentence(results: list[Result], devices: int, gpus: int) -> str:
         if names:
             counted = f"{len(names)} of {len(results)} checks"
             return f"{what}: {counted} {verb}: {', '.join(names)}."
-    ratio = next(
-        (each.values["ratio"] for each in results if "ratio" in each.values),
-        None,
-    )
-    if ratio is not None:
-        return f"{what}, all good: {ratio:.2f} times as fast as one."
+    ratios = [x.values["ratio"] for x in results if "ratio" in x.values]
+    if ratios:
+        return f"{what}, all good: {ratios[0]:.2f} times as fast as one."
     if gpus:
         return f"{what}, all good."
     return (
