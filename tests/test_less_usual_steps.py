@@ -768,15 +768,20 @@ def test_an_optimizer_that_a_step_builds_is_asked_again(count):
     assert_equal(train(None), train(count))
 
 
-def test_an_optimizer_that_a_loop_builds_is_asked_again():
+@pytest.mark.parametrize("is_built", [False, True])
+def test_an_optimizer_that_a_loop_builds_is_asked_again(is_built):
     def train(decorated, replicate):
         keras.utils.set_random_seed(1)
         net = replicate(keras.Sequential([layers.Input((8,)), layers.Dense(3)]))
         scaling = replicate(
             keras.optimizers.LossScaleOptimizer(
-                keras.optimizers.SGD(0.1), initial_scale=8.0
+                keras.optimizers.SGD(0.1),
+                initial_scale=8.0,
+                dynamic_growth_steps=1,
             )
         )
+        if is_built:
+            scaling.build(net.trainable_variables)
 
         def step(x):
             with tf.GradientTape() as tape:
@@ -787,7 +792,7 @@ def test_an_optimizer_that_a_loop_builds_is_asked_again():
             scaling.apply(slopes, net.trainable_variables)
 
         run = decorated(step)
-        for _ in range(3):
+        for _ in range(5):
             run(X if replicate is one_device else kc.split(X, devices=MANY))
         return net.get_weights()
 

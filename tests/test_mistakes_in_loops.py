@@ -337,6 +337,21 @@ def test_what_each_replica_returns_of_its_own_may_not(steps):
     assert not kc.in_sync(model)
 
 
+def test_a_metric_of_a_reduced_loss_counts_a_step_as_one():
+    kept, other = kc.replicate(
+        [keras.metrics.Mean(), keras.metrics.Mean("other")], MANY
+    )
+
+    @kc.withdevices
+    def step(x):
+        loss = kc.allreduce("mean", tf.reduce_mean(x), weight=len(x))
+        kept.update_state(loss)
+        other.update_state(x[:, 0], sample_weight=x[:, 0] ** 2)
+
+    step(kc.split(X, MANY))  # warnings are errors
+    assert float(kept.result()) == pytest.approx(X.mean(), rel=1e-5)
+
+
 def result_in_a_function(metric, x, y):
     return tf.function(lambda: result(metric, x, y))()
 

@@ -709,6 +709,7 @@ def test_a_batch_that_is_not_split_warns_once():
         (*parts, table, np.ones((1, 7))),
         (kc.replicate(x, MANY), table[:1]),
         (tf.Variable(x),),
+        ([np.ones((4, 3)), np.ones(3)],),  # gradients
     ]:
         step()(*args)
     kc.withdevices(lambda x: x, devices=1)(x)

@@ -7,6 +7,7 @@ and all other calls are checked as calls of the plain function are.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 from typing import Concatenate
@@ -198,8 +199,8 @@ def assert_same_batches(call: str, sums: list[Any]) -> None:
 def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
     """Warns of arrays that go to all replicas as they are, and look like rows.
 
-    Beside a split argument they have as many rows as it. Tells if it has
-    warned.
+    Beside a split argument they have as many rows as it. Otherwise all of an
+    argument have as many, unlike gradients. Tells if it has warned.
     """
     leaves = trees.flatten(arguments)
     split = [leaf for leaf in leaves if isinstance(leaf, Replicas)]
@@ -207,9 +208,12 @@ def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
     if any(isinstance(x, tf.distribute.DistributedValues) for x in others):
         return False  # and variables, of which each replica has its own
     rows = {sum(map(rows_of, parts)) for parts in split if len(parts) > 1}
+    args, kwargs = arguments
+    each = [*map(trees.flatten, (*args, *kwargs.values()))]
+    alike = [some for some in each if len({*map(rows_of, some)} - {0}) == 1]
     whole = [
         leaf
-        for leaf in leaves
+        for leaf in (leaves if split else itertools.chain(*alike))
         if rows_of(leaf) > 1 and (not split or rows_of(leaf) in rows)
     ]
     if count == 1 or not whole:

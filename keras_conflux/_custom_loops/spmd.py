@@ -412,7 +412,9 @@ class _Compiled:
                 warn_of_plain_variables(step)
                 warn_of_returned_sums(step, made_of)
                 program.graph.conflux_program = program
-                self._counts_alike |= steps.UserReductions.of(step).counts_parts
+                reductions = steps.UserReductions.of(step)
+                counted = reductions.counted & reductions.of_parts
+                self._counts_alike |= bool(counted)
             output = self._watchdog.mark_end(index, output)
         outputs[index] = output
 

@@ -52,15 +52,17 @@ def _strategy_of_variables() -> ReplicatedStrategy | None:
 def build_loss_scale_optimizer(
     original: Callable, optimizer: Any, var_list: list[Any]
 ) -> None:
-    """Names the inner optimizer's variables as a first step would."""
+    """Makes its variables, named as by a first step, where others are."""
     # Keras builds optimizers in `apply`, under their name. On replicated
     # models they are built before the first step.
-    named = (
-        keras.name_scope(optimizer.name, caller=optimizer)
-        if isinstance(tf.distribute.get_strategy(), ReplicatedStrategy)
-        else contextlib.nullcontext()
-    )
-    with named:
+    here = tf.distribute.get_strategy()
+    of_variables = state.strategy_of(var_list)
+    with contextlib.ExitStack() as contexts:
+        if isinstance(here, ReplicatedStrategy):
+            named = keras.name_scope(optimizer.name, caller=optimizer)
+            contexts.enter_context(named)
+        elif of_variables is not None:  # the user builds it
+            contexts.enter_context(of_variables.scope())
         original(optimizer, var_list)
 
 

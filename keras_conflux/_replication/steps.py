@@ -185,14 +185,16 @@ def entered(step: Step | None) -> contextlib.AbstractContextManager[None]:
 class UserReductions(Part):
     """The results of the user's own collectives in a step."""
 
-    counts_parts = False
-    """Whether a metric counts the part of a replica as one sample."""
     has_rows: Any = None
     """Whether the parts of a replica in a loop have rows, if not known."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._leaves: list[Any] = []
+        self.counted: set[str] = set()
+        """The metrics that count a step as one sample."""
+        self.of_parts: set[str] = set()
+        """The metrics that get values of a replica's own part."""
         self.own: list[Any] = []
         """The arguments of which each replica has its own, in a loop."""
         self._graph = tf.compat.v1.get_default_graph()

@@ -3,6 +3,7 @@
 import functools
 import itertools
 from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -201,8 +202,7 @@ def _is_right_in_loop(
     within = (effects.writes_within(x, handle, callers) for x in writes)
     found = [*itertools.chain.from_iterable(within)]
     if state.is_sum(variable):
-        reductions = UserReductions.of(step)
-        reductions.counts_parts |= any(map(late_writes.adds_one, found))
+        _note_sums(variable, found, callers, UserReductions.of(step))
         return all(map(late_writes.adds, found))
     if not isinstance(variable, tf.distribute.DistributedValues):
         own = map(state.backing, UserReductions.of(step).own)
@@ -213,6 +213,22 @@ def _is_right_in_loop(
     given = [x for write in found[-1:] for x in write.inputs]
     values = [x for x in given if x.dtype != tf.resource]
     return not UserReductions.of(step).are_missing(values, callers)
+
+
+def _note_sums(
+    variable: tf.Variable,
+    writes: list[tf.Operation],
+    callers: Mapping[Any, tf.Operation],
+    reductions: UserReductions,
+) -> None:
+    """Notes whether a metric counts the own part of a replica as one."""
+    metric = variable.name.rpartition("/")[0]
+    if any(map(late_writes.adds_one, writes)):
+        reductions.counted.add(metric)
+    given = [x for write in writes for x in write.inputs]
+    values = [x for x in given if x.dtype != tf.resource]
+    if reductions.are_missing(values, callers):
+        reductions.of_parts.add(metric)
 
 
 def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
