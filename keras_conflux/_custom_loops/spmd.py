@@ -238,7 +238,7 @@ class _Compiled:
         self._devices = strategy.devices
         self._failed: list[tuple[int | None, Exception]] = []
         self._calls = 0
-        self._is_in_vain = self._asks_rank = False
+        self._has_built = False
         self._traced: dict[Any, Any] = {}
         """By signature, programs for tensors. TensorFlow finds them slowly."""
         self._is_users = self._warns_of_unsplit = is_users
@@ -358,13 +358,14 @@ class _Compiled:
         return results
 
     def _trace(self, *arguments: Any) -> Any:
-        while True:
-            with self._strategy.communicator.in_order(self._asks_rank):
+        # Programs of XLA may differ by the rank, or the length of a part.
+        with self._strategy.communicator.in_order(True):
+            program = self._function.get_concrete_function(*arguments)
+            if self._has_built:  # an optimizer, see `TraceFindings.built`
+                self._has_built = False
+                self._function = tensorflow_tracing.untraced(self._function)
                 program = self._function.get_concrete_function(*arguments)
-            if not self._is_in_vain:  # see also `TraceFindings.built`
-                return program
-            self._is_in_vain = False
-            self._function = tensorflow_tracing.untraced(self._function)
+        return program
 
     def _begin(
         self, step: steps.Step, inputs: Tree, kinds: tuple[Kind, ...]
@@ -398,10 +399,7 @@ class _Compiled:
         self._weights[index] = tuple(means.numbers)
         if not tf.executing_eagerly():
             program.close()
-            self._is_in_vain |= Gradients.of(step).have_built
-            if self._is_compiled and self._strategy.communicator.may_reorder:
-                self._asks_rank |= steps.UserReductions.of(step).know_rank()
-                self._is_in_vain |= self._asks_rank
+            self._has_built |= Gradients.of(step).have_built
             given = zip(keras.tree.flatten(program.inputs), kinds, strict=True)
             are_equal = ("shared", "reduced")
             equal = {id(leaf) for leaf, kind in given if kind in are_equal}

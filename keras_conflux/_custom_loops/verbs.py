@@ -22,6 +22,7 @@ from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._fit.numerics.gradients import dense
 from keras_conflux._fit.numerics.losses import Averages
 from keras_conflux._graphs import walks
 from keras_conflux._graphs.effects import is_collective
@@ -100,6 +101,8 @@ def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
     _check_weight(weight)
     this, present = _this_replica(), has_samples()
     step, of_fit = steps.current(), steps.current_fit_step()
+    if steps.in_xla() and op.is_linear:  # which cannot join unknown rows
+        tree = trees.map_leaves(lambda leaf: dense([leaf])[0], tree)
     if step is not None and op.takes_weights:
         _warn_of_averaged(tree, step)
         Means.of(step).note(tree, weight)

@@ -52,7 +52,7 @@ class XlaNccl:
         self._group_key = group_key
         self._told: weakref.WeakSet = weakref.WeakSet()
         self._latest = [own_variable(each, 0.0) for each in devices]
-        self.in_order = in_order
+        self._are_apart = self.in_order = in_order
 
     def all_reduce(
         self, tensor: tf.Tensor, index: int, op: Op, call: str
@@ -77,7 +77,7 @@ class XlaNccl:
     def moves_parts(self) -> bool:
         """Whether it can send a replica the parts that it needs alone."""
         # Between processes, all of them are links of one chain: all-reduces.
-        return tensorflow_xla.has_module_calls() and not self.in_order
+        return tensorflow_xla.has_module_calls() and not self._are_apart
 
     def reduce_scatter(
         self,
