@@ -352,6 +352,17 @@ def test_a_metric_of_a_reduced_loss_counts_a_step_as_one():
     assert float(kept.result()) == pytest.approx(X.mean(), rel=1e-5)
 
 
+def test_a_number_of_python_has_a_step_traced_anew():
+    step = kc.withdevices(lambda x, n, training: x * n)
+    with pytest.warns(kc.ConfluxWarning, match=r"`tf.constant\(0.4\)`") as told:
+        list(map(lambda i: step(kc.split(X, MANY), i / 10, True), range(12)))
+    assert len(told) == 1
+    step = kc.withdevices(lambda x, n, training: x * n)
+    for i in range(12):  # warnings are errors
+        step(kc.split(X, MANY), tf.constant(i / 10), training=bool(i % 2))
+        step(kc.split(X, MANY), 2, training=False)
+
+
 def result_in_a_function(metric, x, y):
     return tf.function(lambda: result(metric, x, y))()
 

@@ -235,6 +235,18 @@ def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
     return True
 
 
+def warn_of_numbers(name: str, traces: int, arguments: Tree) -> None:
+    """Warns of a step that is traced for each number of Python that it gets."""
+    leaves = keras.tree.flatten(arguments)
+    numbers = [each for each in leaves if type(each) in (int, float)]
+    if traces == 5 and numbers:
+        warn(
+            f"{name}: each number of Python has the step traced anew, which "
+            f"takes long: it was 5 times by now. In place of {numbers[0]!r}, "
+            f"write `tf.constant({numbers[0]!r})`."
+        )
+
+
 def warn_of_returned_sums(step: Step, made_of: list[Any]) -> None:
     """Warns where results are made of a copy of what copies add up to."""
     for each in made_of:

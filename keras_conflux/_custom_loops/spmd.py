@@ -31,6 +31,7 @@ from keras_conflux._custom_loops.given import R
 from keras_conflux._custom_loops.given import are_tensors
 from keras_conflux._custom_loops.given import assert_same_batches
 from keras_conflux._custom_loops.given import warn_if_unsplit
+from keras_conflux._custom_loops.given import warn_of_numbers
 from keras_conflux._custom_loops.given import warn_of_returned_sums
 from keras_conflux._custom_loops.verbs import Means
 from keras_conflux._devices.device import Device
@@ -241,6 +242,7 @@ class _Compiled:
         self._has_built = False
         self._traced: dict[Any, Any] = {}
         """By signature, programs for tensors. TensorFlow finds them slowly."""
+        self._by_numbers: set[int] = set()
         self._is_users = self._warns_of_unsplit = is_users
         self._counts_alike = self._passes = self._has_warned = False
         self._weights: dict[int, tuple[Any, ...]] = {}
@@ -336,6 +338,9 @@ class _Compiled:
             program = self._trace(given.opened(parts), given.kinds)
             if are_tensors(parts):
                 self._traced[key] = program
+            else:
+                self._by_numbers.add(id(program))
+                warn_of_numbers(self._name, len(self._by_numbers), parts[0])
         traced = program.graph.conflux_program
         if self._is_users:
             alike = traced.agree(what, common_state.sums_of_assigned())

@@ -154,6 +154,5 @@ def _one_axis(
             "Data parallelism takes the first axis of a mesh; others must be "
             f"of size 1. Received: {mesh}. {_SUPPORTED}"
         )
-    return keras.distribution.DeviceMesh(
-        mesh.shape[:1], mesh.axis_names[:1], mesh.devices.flatten()
-    )
+    first = mesh.shape[:1], mesh.axis_names[:1]
+    return keras.distribution.DeviceMesh(*first, mesh.devices.flatten())

@@ -70,9 +70,7 @@ def _cross_entropy(
     ]
 
 
-def _sum_over_samples(
-    operation: tf.Operation, _: ShapeOf
-) -> list[tf.Tensor] | None:
+def _sum_of_rows(operation: tf.Operation, _: ShapeOf) -> list[tf.Tensor] | None:
     """Returns a product with a row of ones, for a sum of numbers of 16 bits.
 
     The gradient of a tensor that is added to each sample alike, such as a
@@ -190,6 +188,6 @@ _REPLACEMENTS: dict[
     "AddV2": _residual_sum,
     "MaxPoolGrad": largest_of_windows.replacement,
     "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
-    "Sum": _sum_over_samples,
+    "Sum": _sum_of_rows,
 }
 """By the type of an operation, a function of other outputs, or `None`."""

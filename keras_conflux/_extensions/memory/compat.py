@@ -15,16 +15,14 @@ from keras_conflux._compat.private_names import module_if_any
 
 hlo_pb2 = module_if_any("tensorflow.compiler.xla.service.hlo_pb2")
 
-_TEMPORARY = re.compile(
-    r"preallocated temp allocation: +([\d.]+)((?:[KMGTP]i)?)B\b"
-)
+_SIZE = re.compile(r"preallocated temp allocation: +([\d.]+)((?:[KMGTP]i)?)B\b")
 """XLA's words on a program that gets no memory: the bytes it needs besides its
 arguments and results."""
 
 
 def bytes_of_failed_program(error: BaseException) -> int | None:
     """Returns the bytes that a program without memory needs, if XLA says."""
-    said = _TEMPORARY.search(str(error))
+    said = _SIZE.search(str(error))
     if said is None:
         return None
     number, unit = said.groups()

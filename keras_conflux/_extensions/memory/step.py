@@ -45,9 +45,8 @@ def bytes_of_step(
 
     def gradients(*given: tf.Tensor) -> list[Any]:
         values, data = given[: len(variables)], given[len(variables) :]
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(
-            trees.refill(specs, list(data))
-        )
+        batch = trees.refill(specs, list(data))
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         mapping = zip(variables, values, strict=True)
         with (
             keras.StatelessScope(mapping, initialize_variables=False),

@@ -35,9 +35,8 @@ def update(
     Optimizers of the user's own may do something else for each variable, and a
     sparse gradient has any number of rows.
     """
-    if not steps.in_xla() or not keras_optimizers.updates_with_tensors(
-        optimizer, learning_rate
-    ):
+    with_tensors = keras_optimizers.updates_with_tensors
+    if not steps.in_xla() or not with_tensors(optimizer, learning_rate):
         original(optimizer, distribution, grads_and_vars, learning_rate)
         return
     shared = given_tensors.SharedUpdate(optimizer, learning_rate)

@@ -89,9 +89,9 @@ class _Region:
         """
         found: set[int] = set()
         for operation in self.operations:
-            if any(
-                self.is_late(x) or id(x) in found for x in operation.inputs
-            ) and _is_repeatable(operation):
+            given = operation.inputs
+            is_late = any(self.is_late(x) or id(x) in found for x in given)
+            if is_late and _is_repeatable(operation):
                 found.update(id(x) for x in operation.outputs)
         return found - self.ends.keys()
 

@@ -58,9 +58,8 @@ class _FitOrResume(FitObserver):
 
 def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
     """Calls `fit` with callbacks that save and restore the training."""
-    callbacks = keras.callbacks.CallbackList(
-        call.callbacks, add_history=True
-    ).callbacks
+    known = keras.callbacks.CallbackList(call.callbacks, add_history=True)
+    callbacks = known.callbacks
     writer = CheckpointWriter(resume.directory)
     resume.pauses = []
     contract = model_options.data_contract_of(call.model)

@@ -53,9 +53,8 @@ class HeldAttributes:
     ) -> None:
         self._owner, self._digest = owner, digest
         self._any_words = isinstance(owner, _OF_LOGS)
-        self._tells = hasattr(owner, "state_dict") and hasattr(
-            owner, "load_state_dict"
-        )
+        methods = "state_dict", "load_state_dict"
+        self._tells = all(hasattr(owner, name) for name in methods)
         if self._tells:
             plain_values.told_state(owner)  # which may not be saved
             return

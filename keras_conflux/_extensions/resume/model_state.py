@@ -181,9 +181,8 @@ def _ways_to_build(model: keras.Model) -> str:
         for name in unbuilt_optimizers(model)
     ]
     optimizer = getattr(model, "optimizer", None)
-    if not keras_models.layers_are_built(model) or (
-        optimizer is not None and not optimizer.built
-    ):
+    is_built = optimizer is None or optimizer.built
+    if not keras_models.layers_are_built(model) or not is_built:
         found.append(
             " Build the model and its optimizer before: call the model on a "
             "batch, then model.optimizer.build(model.trainable_variables)."

@@ -200,10 +200,9 @@ class Form:
         kinds, new = {self.kind, other.kind}, other.texts - self.texts
         if len(kinds) > 1 and ("NoneType" not in kinds or _STATE in kinds):
             return False
-        are_words = not self.texts and all(
-            isinstance(text, str) and text.isidentifier() for text in new
-        )
-        return not new or (other.kind != _TEXT and (any_words or are_words))
+        are_words = all(isinstance(x, str) and x.isidentifier() for x in new)
+        may_be = any_words or (are_words and not self.texts)
+        return not new or (other.kind != _TEXT and may_be)
 
 
 _TEXT, _STATE = "text", State.__name__

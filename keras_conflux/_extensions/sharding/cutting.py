@@ -59,9 +59,8 @@ def _layout_over(variable: Any, count: int) -> Layout | None:
 
 def updates_parts(optimizer: Any) -> bool:
     """Whether an optimizer may be given parts in place of variables."""
-    return keras_optimizers.updates_each_entry(optimizer) or getattr(
-        optimizer, "conflux_elementwise", False
-    )
+    is_told = getattr(optimizer, "conflux_elementwise", False)
+    return is_told or keras_optimizers.updates_each_entry(optimizer)
 
 
 def refusal(optimizer: Any, shard: str) -> str | None:

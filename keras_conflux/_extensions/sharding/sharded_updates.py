@@ -142,7 +142,7 @@ class ShardedUpdates(Part):
             ]
         if optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
             total = tf.reduce_sum(tf.stack(self._squares(grads)))
-            return _clipped_together(grads, total, optimizer.global_clipnorm)
+            return _clipped(grads, total, optimizer.global_clipnorm)
         return original(optimizer, grads)
 
     def _squares(self, grads: list[Any]) -> list[tf.Tensor]:
@@ -169,9 +169,8 @@ class ShardedUpdates(Part):
         shared = given_tensors.SharedUpdate(optimizer, learning_rate)
         rest: list[tuple[Any, Any]] = []
         cut: list[tuple[tf.Variable, Layout, tf.Tensor]] = []
-        for g, variable, layout in zip(
-            grads, variables, layouts_of(variables), strict=True
-        ):
+        layouts = layouts_of(variables)
+        for g, variable, layout in zip(grads, variables, layouts, strict=True):
             if layout is None:
                 rest.append((g, variable))
                 continue
@@ -377,9 +376,7 @@ def _clipped_by_norm(g: tf.Tensor, square: tf.Tensor, limit: float) -> Any:
     return g * limit / tf.maximum(norm, limit)
 
 
-def _clipped_together(
-    grads: list[Any], square: tf.Tensor, limit: float
-) -> list[Any]:
+def _clipped(grads: list[Any], square: tf.Tensor, limit: float) -> list[Any]:
     # As `clip_by_global_norm` of Keras computes it: NaN if it is not finite.
     norm = tf.sqrt(square)
     scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)

@@ -23,10 +23,8 @@ def has_unknown_parts(dataset: tf.data.Dataset) -> bool:
     `Dataset.from_tensors`.
     """
     specs = tf.nest.flatten(dataset.element_spec)
-    is_source_of_them = not dataset._inputs() and any(
-        isinstance(spec, tf.data.DatasetSpec) for spec in specs
-    )
-    return is_source_of_them or any(
+    gives_them = any(isinstance(spec, tf.data.DatasetSpec) for spec in specs)
+    return (gives_them and not dataset._inputs()) or any(
         captured.dtype == tf.variant
         for each in dataset._functions()
         for captured in each.function.captured_inputs
