@@ -363,6 +363,26 @@ def test_generators_of_a_pydataset(tmp_path, after):
     assert_goes_on(tmp_path, lambda: {"x": Noisy()}, after)
 
 
+class Holder(keras.callbacks.Callback):
+    """Holds something, as data that it looks at."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+
+@pytest.mark.parametrize("name", ["x", "validation_data"])
+def test_a_callback_may_hold_the_data_of_the_training(tmp_path, name):
+    data = {"x": Reordered(), "validation_data": Reordered()}
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    callbacks = [Holder(data[name]), kc.Resume(tmp_path, every=1)]
+    model.fit(**data, callbacks=callbacks, verbose=0)  # warnings are errors
+    callbacks[0].held = Reordered()
+    with pytest.warns(kc.ConfluxWarning, match=r"'held' \(a Reordered\)"):
+        model.fit(**data, epochs=2, callbacks=callbacks, verbose=0)
+
+
 def test_what_a_pydataset_loses_is_named(tmp_path):
     class Holding(Reordered):
         def on_epoch_end(self):

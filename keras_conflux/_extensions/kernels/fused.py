@@ -85,9 +85,8 @@ class Fused:
         if self.mask is not None:
             bias = self.mask.bias(queries.dtype)
             statistics = self.mask.without_hidden(statistics)
-        found = cudnn.backward(
-            queries, keys, values, bias, self.form, output, statistics, upstream
-        )
+        given = queries, keys, values, bias, self.form
+        found = cudnn.backward(*given, output, statistics, upstream)
         if self.mask is not None:
             found[2] += self.mask.gradient_of_means(upstream, values)
         return found

@@ -120,9 +120,8 @@ class _Skipping:
         self.skipped = 0
         """The number of batches for which there was no memory."""
         self._name = fn.__qualname__
-        self._run = withdevices(
-            _without_collectives(fn), devices=devices, jit_compile=jit_compile
-        )
+        alone = _without_collectives(fn)
+        self._run = withdevices(alone, devices=devices, jit_compile=jit_compile)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Replicas[Any] | None:
         try:

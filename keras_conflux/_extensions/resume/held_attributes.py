@@ -17,6 +17,7 @@ import random
 import re
 import types
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -49,7 +50,10 @@ class HeldAttributes:
     """Attributes of an object, or what it tells, and changes; `None`'s none."""
 
     def __init__(
-        self, owner: Any, digest: Callable[[Any], Any] = plain_values.digest
+        self,
+        owner: Any,
+        digest: Callable[[Any], Any] = plain_values.digest,
+        saved: Iterable[Any] = (),
     ) -> None:
         self._owner, self._digest = owner, digest
         self._any_words = isinstance(owner, _OF_LOGS)
@@ -65,7 +69,7 @@ class HeldAttributes:
         self._objects = self._without_form(held)
         """Those that no checkpoint has, as they are no plain values."""
         if not is_of_keras(owner):
-            _name_what_is_lost(owner, self._objects)
+            _name_what_is_lost(owner, self._objects, saved)
         self._set_anew: set[str] = set()
         """Those of them that an `on_epoch_begin` sets."""
         self._changed: set[str] = set()
@@ -161,9 +165,9 @@ class HeldAttributes:
 class CallbackStates:
     """Tells which attributes of callbacks have changed in training."""
 
-    def __init__(self, callbacks: list[Any]) -> None:
+    def __init__(self, callbacks: list[Any], saved: Any = ()) -> None:
         self._callbacks = callbacks
-        self._held = [HeldAttributes(each) for each in callbacks]
+        self._held = [HeldAttributes(each, saved=saved) for each in callbacks]
 
     def begin_epoch(self) -> None:
         """Called after all callbacks' `on_epoch_begin`."""
@@ -329,9 +333,11 @@ def is_of_keras(callback: Any) -> bool:
     )
 
 
-def _name_what_is_lost(owner: Any, objects: dict[str, Any]) -> None:
+def _name_what_is_lost(
+    owner: Any, objects: dict[str, Any], saved: Iterable[Any]
+) -> None:
     """Warns of attributes that may change in training and are not saved."""
-    known = _variables_of_model(owner)
+    known = _variables_of_model(owner) | {*map(id, saved)}
     lost = [
         f"{name!r} (a {type(value).__name__})"
         for name, value in objects.items()

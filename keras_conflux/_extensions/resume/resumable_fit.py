@@ -73,6 +73,8 @@ class ResumableFit(keras.callbacks.CallbackList):
             add_progbar=given["verbose"] != 0 and process_index() == 0,
         )
         self._trained = call.model
+        validation = ValidationData(given["validation_data"])
+        self._data_given = [given["x"], validation.source]
         self._stateful = [x for x in callbacks if not isinstance(x, _STATELESS)]
         self._saved = saved
         self._parts = parts
@@ -92,7 +94,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         """How many steps of this epoch have ended."""
         self.position = InputPosition(
             None if saved is None else _place(saved),
-            ValidationData(given["validation_data"]),
+            validation,
             is_part=parts > 1,
         )
 
@@ -101,11 +103,10 @@ class ResumableFit(keras.callbacks.CallbackList):
         steps = self.position.iterator.num_batches
         # Callbacks get both when the training begins, as in any `fit`.
         self.set_model(self._trained)
-        self.set_params(
-            {"verbose": self._verbose, "epochs": self._epochs, "steps": steps}
-        )
+        known = {"verbose": self._verbose, "epochs": self._epochs}
+        self.set_params(known | {"steps": steps})
         super().on_train_begin(logs)
-        self._states = CallbackStates(self._stateful)
+        self._states = CallbackStates(self._stateful, self._data_given)
         self._layers = TrainableLayers(self._trained)
         iterator = self.position.iterator
         self.position.varies = self._name_what_varies()
@@ -231,9 +232,8 @@ class ResumableFit(keras.callbacks.CallbackList):
     def _wanted(self, where: str, due: bool) -> tuple[bool, int]:
         """Returns whether any process wants to save, and a signal that came."""
         # Each process has its own clock and signals.
-        wanted = all_gather_json(
-            f"whether to save {where}", [due, self.preemption.received or 0]
-        )
+        asked = [due, self.preemption.received or 0]
+        wanted = all_gather_json(f"whether to save {where}", asked)
         return any(each for each, _ in wanted), max(each for _, each in wanted)
 
     def _take(self, step: int, signal: int) -> None:

@@ -126,9 +126,8 @@ class ShardedVariable(InParts, values.DistributedVariable):
     def scatter_update(self, sparse_delta: Any, *_: Any, **__: Any) -> Any:
         """Sets some rows."""
         places = tf.expand_dims(sparse_delta.indices, -1)
-        whole = tf.tensor_scatter_nd_update(
-            self.read_value(), places, sparse_delta.values
-        )
+        now, rows = self.read_value(), sparse_delta.values
+        whole = tf.tensor_scatter_nd_update(now, places, rows)
         return self.assign(whole)
 
     def _as_tensor(self, value: Any) -> tf.Tensor:

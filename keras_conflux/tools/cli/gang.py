@@ -174,9 +174,8 @@ class Gang:
     def _end_without_reader(self, name: str) -> None:
         self.is_interrupted = True
         if self._deadline is None and not self._is_asked_to_end:
-            self._screen.say(
-                f"nobody reads {name} any more, so all processes shall end"
-            )
+            said = f"nobody reads {name} any more, so all processes shall end"
+            self._screen.say(said)
             self._set_deadline(min(_UNTIL_SIGTERM_SECONDS, self._grace_seconds))
 
     def _ask_to_end(self, number: int) -> None:
