@@ -431,10 +431,11 @@ class _Compiled:
         values = [x.get_attr("value").SerializeToString() for x in constants]
         alike = len(found) == len(leaves)
         alike = alike and are_alike(found, steps.UserReductions.of(step))
-        is_first = replica_index() == 0
-        if not alike or not (is_first or values == graph.conflux_returns):
-            values = None  # which differ if parts are of known lengths
-        graph.conflux_returns = values
+        # Known lengths of parts are constants. Other processes tell none.
+        told = not values or not self._strategy.communicator.spans_processes
+        first = values if replica_index() == 0 else graph.conflux_returns
+        alike = alike and told and values == first
+        graph.conflux_returns = values if alike else None
         return made_of
 
     def _fail(self, index: int | None, error: Exception) -> None:

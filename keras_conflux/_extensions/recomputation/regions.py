@@ -171,9 +171,8 @@ def _is_repeatable(operation: tf.Operation) -> bool:
     TensorFlow takes for stateful, it would run in the order of tracing.
     """
     step = steps.current_fit_step()
-    if step is not None and any(
-        step.kinds.marked(each) == EQUAL for each in operation.outputs
-    ):
+    made = operation.outputs
+    if step and any(step.kinds.marked(each) == EQUAL for each in made):
         return False
     if not operation.op_def.is_stateful:
         return effects.is_repeatable(operation)
