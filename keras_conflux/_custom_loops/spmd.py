@@ -358,7 +358,8 @@ class _Compiled:
             if self._is_compiled:
                 lost_values.after(error, program)
             raise
-        if program.graph.conflux_returns is not None:
+        first, *others = program.graph.conflux_returns
+        if first is not None and all(each == first for each in others):
             results.kind = "reduced"
         return results
 
@@ -433,9 +434,8 @@ class _Compiled:
         alike = alike and are_alike(found, steps.UserReductions.of(step))
         # Known lengths of parts are constants. Other processes tell none.
         told = not values or not self._strategy.communicator.spans_processes
-        first = values if replica_index() == 0 else graph.conflux_returns
-        alike = alike and told and values == first
-        graph.conflux_returns = values if alike else None
+        own = values if alike and told else None
+        graph.conflux_returns = [*getattr(graph, "conflux_returns", []), own]
         return made_of
 
     def _fail(self, index: int | None, error: Exception) -> None:
