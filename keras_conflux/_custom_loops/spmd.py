@@ -358,8 +358,7 @@ class _Compiled:
             if self._is_compiled:
                 lost_values.after(error, program)
             raise
-        first, *others = program.graph.conflux_returns
-        if first is not None and all(each == first for each in others):
+        if program.graph.conflux_returns is not None:
             results.kind = "reduced"
         return results
 
@@ -431,11 +430,12 @@ class _Compiled:
         constants = [x for x in traced if x.type == "Const"]
         values = [x.get_attr("value").SerializeToString() for x in constants]
         alike = len(found) == len(leaves)
-        alike = alike and are_alike(found, steps.UserReductions.of(step))
+        alike = alike and are_alike(made_of, steps.UserReductions.of(step))
         # Known lengths of parts are constants. Other processes tell none.
         told = not values or not self._strategy.communicator.spans_processes
         own = values if alike and told else None
-        graph.conflux_returns = [*getattr(graph, "conflux_returns", []), own]
+        others = getattr(graph, "conflux_returns", own)
+        graph.conflux_returns = own if own == others else None
         return made_of
 
     def _fail(self, index: int | None, error: Exception) -> None:

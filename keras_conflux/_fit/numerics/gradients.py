@@ -135,10 +135,11 @@ class Gradients(Exit):
         found = symbolic(grads)
         made_of = walks.walked(found, walks.made_of)
         made_by = [x.op for x in made_of if not bodies.is_eager(x)]
+        past = walks.walked(found, walks.made_past(is_collective, {}))
         if not local and (
             any(id(x) in known or is_collective(x) for x in made_by)
             or all(x.op.type == "Placeholder" for x in found)  # writes tell
-            or are_alike(found, reductions)
+            or are_alike([*past], reductions)
         ):
             return
         some = trained and 0 < len(local) < sum(g is not None for g in grads)
@@ -153,13 +154,12 @@ class Gradients(Exit):
         )
 
 
-def are_alike(found: list[tf.Tensor], reductions: UserReductions) -> bool:
-    """Whether tensors give the same on all replicas of a loop.
+def are_alike(made_of: list[tf.Tensor], reductions: UserReductions) -> bool:
+    """Whether what tensors make is the same on all replicas of a loop.
 
-    So do equal copies, constants, and what collectives return. A replica that
+    So are equal copies, constants, and what collectives return. A replica that
     knows its rank may have constants of its own.
     """
-    made_of = [*walks.walked(found, walks.made_past(is_collective, {}))]
     kept = [x for x in map(resources.container_of, made_of) if x is not None]
     traced = [x.op for x in made_of if not bodies.is_eager(x)]
     return (
