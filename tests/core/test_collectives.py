@@ -329,8 +329,9 @@ def test_extremes_by_integers_or_a_gathering(count, op, monkeypatch):
     """As on GPUs, in a graph and, for float64 and int64, inside XLA."""
     original = CpuRing.all_reduce
 
-    def on_cpu(self, tensor, index, op, call):
-        assert not tensor.dtype.is_floating
+    def on_cpu(self, tensor, index, op, call):  # another one warms up
+        is_tested = self is strategy.communicator._in_graph
+        assert not (is_tested and tensor.dtype.is_floating)
         return original(self, tensor, index, op, call)
 
     def lowered(self, tensor, op):
