@@ -352,6 +352,20 @@ def test_a_metric_of_a_reduced_loss_counts_a_step_as_one():
     assert float(kept.result()) == pytest.approx(X.mean(), rel=1e-5)
 
 
+def test_a_tangent_passes_no_collective():
+    x = tf.ones((2, 3))
+
+    @kc.withdevices
+    def step():
+        with tf.autodiff.ForwardAccumulator(x, x) as accumulator:
+            y = kc.allreduce("mean", x)
+        return accumulator.jvp(y)
+
+    with pytest.raises(LookupError) as caught:
+        step()
+    assert any("accumulator.jvp(y)" in note for note in caught.value.__notes__)
+
+
 def test_a_number_of_python_has_a_step_traced_anew():
     step = kc.withdevices(lambda x, n, training: x * n)
     with pytest.warns(kc.ConfluxWarning, match=r"`tf.constant\(0.4\)`") as told:

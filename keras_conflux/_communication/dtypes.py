@@ -48,12 +48,13 @@ def is_sparse(leaf: Any) -> bool:
 
 
 def weighted(leaf: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
-    """Returns a leaf times a scalar: zeros for weight 0, also for NaN."""
+    """Returns a leaf times a scalar, or zeros for 0 or `False`, also of NaN."""
     if weight is None:
         return leaf
     if not leaf.dtype.is_floating:
         leaf = tf.cast(leaf, keras.config.floatx())
-    masked = tf.where(weight > 0, leaf, tf.zeros_like(leaf))
+    counts = tf.cast(weight, tf.float64) > 0
+    masked = tf.where(counts, leaf, tf.zeros_like(leaf))
     return masked * tf.cast(weight, leaf.dtype)
 
 

@@ -82,7 +82,7 @@ class ReplicaCollectives:
         leaves = self._leaves("allreduce('mean')", tree, dtypes.REDUCIBLE)
         return self._reduce_leaves(MEAN, tree, leaves, weight)
 
-    def weighted(self, tree: Tree, weight: tf.Tensor) -> Tree:
+    def weighted(self, tree: Tree, weight: tf.Tensor | None) -> Tree:
         """Returns the tree times a weight, without reducing it."""
 
         def times(leaf: Any) -> Any:

@@ -80,10 +80,9 @@ def replica_collectives() -> ReplicaCollectives:
 def has_samples() -> tf.Tensor | None:
     """Whether this replica has samples, or `None` if all replicas must."""
     step = steps.current_fit_step()
-    if step is None:
+    if step is None or not step.may_be_empty:
         return None
-    known = tf.get_static_value(step.batch_fraction)
-    return None if known else step.batch_fraction > 0
+    return step.batch_fraction > 0
 
 
 def _channel() -> Any:

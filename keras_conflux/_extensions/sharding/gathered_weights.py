@@ -34,10 +34,10 @@ from keras_conflux._extensions.sharding import order_of_tracing
 from keras_conflux._extensions.sharding import sharded_updates
 from keras_conflux._extensions.sharding.layout import Layout
 from keras_conflux._extensions.sharding.sharded_updates import ShardedUpdates
-from keras_conflux._fit.numerics import gradients
 from keras_conflux._graphs import rewriting
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import has_samples
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Part
@@ -121,7 +121,7 @@ class _Unit:
 
             def gradient(*upstream: Any) -> list[tf.Tensor | None]:
                 where = GatheredWeights.of(step).asked_of(self.variables)
-                reduced = self._scattered(upstream, parts, step, where)
+                reduced = self._scattered(upstream, parts, where)
                 sums = dict(zip(where, reduced, strict=True))
                 return [sums.get(i) for i in range(len(parts))]
 
@@ -160,19 +160,18 @@ class _Unit:
         self,
         upstream: Sequence[Any],
         parts: Sequence[tf.Tensor],
-        step: Step,
         where: Sequence[int],
     ) -> list[tf.Tensor]:
         """Sums gradients by whole weights, `where` they are asked for.
 
         Those of all replicas are added up in the dtype of the parts.
         """
-        weight = gradients.has_samples(step) if step.may_be_empty else None
+        present = has_samples()
         layouts = [*map(_layout, self.variables)]
         flats: list[tf.Tensor] = []
         for i in where:
             written = narrow_gradients.as_written(upstream[i], parts[i].dtype)
-            flats.append(layouts[i].flat(dtypes.weighted(written, weight)))
+            flats.append(layouts[i].flat(dtypes.weighted(written, present)))
         wide = [parts[i].dtype for i in where]
         return replica_collectives().scattered(flats, wide) if where else []
 

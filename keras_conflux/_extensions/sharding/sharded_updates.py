@@ -28,6 +28,7 @@ from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import has_samples
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
@@ -244,8 +245,7 @@ def scattered(variables: Sequence[Any], step: Step, grads: Any) -> list[Any]:
     def of_wholes(whole: list[Any], where: list[int]) -> list[Any]:
         return gradients.summed(whole, [variables[i] for i in where], step)
 
-    weight = gradients.has_samples(step) if step.may_be_empty else None
-    return _in_parts(grads, layouts_of(variables), of_wholes, weight)
+    return _in_parts(grads, layouts_of(variables), of_wholes, has_samples())
 
 
 def _in_parts(

@@ -1,7 +1,6 @@
 """The gradients that leave a step: each replica's become the global batch's."""
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 from typing import TypeAlias
@@ -23,6 +22,7 @@ from keras_conflux._graphs.effects import is_collective
 from keras_conflux._graphs.effects import only_reads
 from keras_conflux._graphs.effects import waits
 from keras_conflux._replication import state
+from keras_conflux._replication.replica_context import has_samples
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
@@ -100,7 +100,7 @@ class Gradients(Exit):
             return self._summed_by(grads, trained)
         if accumulates and are_postponed:
             grads = shaped(grads, trained)
-            return _weighted(grads, trained, has_samples(self.step))
+            return _weighted(grads, trained, has_samples())
         if self._postponed:
             raise RuntimeError(
                 f"{self.step.name}: Keras' own `train_step` was expected to "
@@ -202,23 +202,22 @@ def _whole_sums(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     is_value = [is_overwritten(source) for source in sources]
     own = [i for i, value in enumerate(is_value) if not value]
     given = [grads[i] for i in own], [sources[i] for i in own]
-    reduce = functools.partial(_summed, step=step)
-    sums = iter(sparse_gradients.summed(*given, reduce, step))
+    sums = iter(sparse_gradients.summed(*given, _summed, step))
     values = [grads[i] for i, value in enumerate(is_value) if value]
-    maxima = iter(_maxima(values, step))
+    maxima = iter(_maxima(values))
     grads = [next(maxima if value else sums) for value in is_value]
     step.kinds.mark_equal(grads)
     return grads
 
 
-def _summed(grads: list[Any], step: Step) -> list[Any]:
-    collectives = replica_collectives()
-    if step.may_be_empty:
-        return collectives.weighted_sum(grads, has_samples(step))
-    return collectives.all_reduce("sum", grads)
+def _summed(grads: list[Any]) -> list[Any]:
+    collectives, present = replica_collectives(), has_samples()
+    if present is None:
+        return collectives.all_reduce("sum", grads)
+    return collectives.weighted_sum(grads, present)
 
 
-def _maxima(values: list[Any], step: Step) -> list[Any]:
+def _maxima(values: list[Any]) -> list[Any]:
     """Returns the largest of the values with which Keras overwrites variables.
 
     They are scales in float8, which are equal, and largest magnitudes.
@@ -226,13 +225,13 @@ def _maxima(values: list[Any], step: Step) -> list[Any]:
     if not values:
         return []
     collectives = replica_collectives()
-    if step.may_be_empty:
-        values = collectives.weighted(values, has_samples(step))
-    return collectives.all_reduce("max", values)
+    return collectives.all_reduce(
+        "max", collectives.weighted(values, has_samples())
+    )
 
 
 def _weighted(
-    grads: list[Any], trained: list[Any] | None, weight: tf.Tensor
+    grads: list[Any], trained: list[Any] | None, weight: tf.Tensor | None
 ) -> list[Any]:
     """Returns summands of gradients. Gradients of parts are sums already."""
     found = replica_collectives().weighted(grads, weight)
@@ -316,8 +315,3 @@ def hold_everywhere(condition: tf.Tensor) -> tf.Tensor:
     """Whether a condition of gradients holds on all replicas."""
     flag = tf.cast(condition, tf.int32)
     return replica_collectives().all_reduce("min", flag) > 0
-
-
-def has_samples(step: Step) -> tf.Tensor:
-    """A weight that ignores the values of a stand-in for samples."""
-    return tf.where(step.batch_fraction > 0, 1.0, 0.0)

@@ -26,6 +26,7 @@ from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import batch_norm
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import has_samples
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Part
@@ -346,9 +347,9 @@ def masked_moments(
 def _sums_of_all(parts: Iterable[tf.Tensor], axes: Any) -> list[tf.Tensor]:
     """Returns sums over the samples of all replicas, axes of size 1 kept."""
     sums = [tf.reduce_sum(part, axes, keepdims=True) for part in parts]
-    step = steps.current_fit_step()
-    if step is not None:
-        sums = [tf.where(step.batch_fraction > 0, part, 0) for part in sums]
+    present = has_samples()
+    if present is not None:
+        sums = [tf.where(present, part, 0) for part in sums]
     return replica_collectives().all_reduce("sum", sums)
 
 
