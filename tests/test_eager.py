@@ -22,6 +22,7 @@ from models import regression
 
 import keras_conflux as kc
 
+pytestmark = pytest.mark.usefixtures("deterministic")
 X, Y = regression(45)  # of 16 a batch: the last has 13
 FIT = {"batch_size": 16, "shuffle": False, "verbose": 0}
 

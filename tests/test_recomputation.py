@@ -33,6 +33,7 @@ Y = X[:, :4]
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.filterwarnings("ignore:.*no layer has a name")
 @pytest.mark.parametrize(("case", "mode"), IN_CI)
 def test_one_device(case, mode):
     wanted = trained(case, None, jit_compile=False)

@@ -13,6 +13,7 @@ import collections
 import pytest
 import rule_mutants
 import tensorflow as tf
+from conftest import ON_GPU
 from rule_acceptance import CAUGHT
 from rule_acceptance import Acceptance
 from rule_cases import CASES
@@ -25,6 +26,7 @@ from rule_walk import faults
 
 from keras_conflux._batch_analysis.rules import RULES
 
+pytestmark = pytest.mark.skipif(ON_GPU, reason="the numbers are of CPUs")
 OTHERS = sorted(set(RULES) - set(ENTRY_BY_ENTRY_TYPES))
 
 

@@ -6,6 +6,7 @@
 import emitted_programs
 import emitted_step
 import pytest
+from conftest import ON_GPU
 from conftest import several
 
 from keras_conflux._batch_analysis import rules
@@ -18,6 +19,7 @@ pytestmark = several
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.skipif(ON_GPU, reason="numbers programs of three CPU devices")
 @pytest.mark.parametrize(
     ("name", "most_gathered"),
     [

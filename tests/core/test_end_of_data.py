@@ -57,11 +57,11 @@ def fails(monkeypatch, owner, name, after, text):
     """Makes calls of a function raise what ends an epoch in Keras' loops."""
     original, calls = getattr(owner, name), []
 
-    def call(*arguments):
+    def call(*arguments, **options):
         calls.append(name)
         if len(calls) > after:
             raise tf.errors.OutOfRangeError(None, None, text)
-        return original(*arguments)
+        return original(*arguments, **options)
 
     monkeypatch.setattr(owner, name, call)
 

@@ -87,7 +87,7 @@ def batches():
 
 
 def test_the_sums_of_replicas(clock):
-    model = kc.replicate(dense(), SOME)
+    model = kc.replicate(dense(jit_compile=False), SOME)
     # A callback that may steer a generator, so that nothing is drawn ahead.
     callback = clock.callback(on_train_batch_end=0.5, on_epoch_end=100)
     clock.passes(StepGroups, "_draw", 1.0)
