@@ -3,6 +3,7 @@
 Each returns arrays. `replicate` is given models, and gives them back.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -379,7 +380,8 @@ def wide(optimizer):
             layers.Dense(1),
         ]
     )
-    model.compile(optimizer, "mse", jit_compile=COMPILED)
+    options = {"metrics": ["mae"], "jit_compile": COMPILED}
+    model.compile(optimizer, "mse", **options)
     return model
 
 
@@ -744,6 +746,62 @@ def parts_are_saved_whole(directory):
     assert model.layers[2].kernel.shape == (80, 60)
 
 
+class Made(layers.Layer):
+    """Has a layer that Keras cannot see before it asks for shapes."""
+
+    def build(self, shape):
+        self.inner = layers.Dense(600)
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+class Late(keras.metrics.Metric):
+    """Makes its weight where a step updates it."""
+
+    total = None
+
+    def update_state(self, values):
+        if self.total is None:
+            self.total = self.add_weight((), "zeros", name="total")
+        self.total.assign_add(tf.reduce_sum(tf.abs(values)))
+
+    def result(self):
+        return self.total
+
+
+class Steps(keras.Sequential):
+    def train_step(self, data):
+        self.late.update_state(data[0])
+        return super().train_step(data) | {"late": self.late.result()}
+
+
+def what_steps_make_is_saved(directory):
+    """Layers and metrics that Keras makes while a trace, or shapes, ask."""
+
+    def made(strategy=None):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = Steps([layers.Input((8,)), Made(), layers.Dense(1)])
+            model.late = Late(name="late")
+        model.compile("sgd", "mse", jit_compile=COMPILED)
+        return model
+
+    alone = made()
+    expected = fitted(alone)
+    for shard in (None, "weights"):
+        model = made(kc.replicate(shard=shard))
+        resume = kc.Resume(directory / f"made-{shard}", every=2)
+        assert_same_outcome(expected, fitted(model, callbacks=[resume]))
+        kc.unreplicate(model)
+
+
+def a_model_without_replicas_is_named(directory):
+    with pytest.warns(kc.ConfluxWarning, match="trains a model of its own"):
+        dense().fit(X, Y, verbose=0)
+
+
 def loops_are_saved(directory):
     model = kc.replicate(dense())
     np.random.seed(kc.process_index())
@@ -907,7 +965,9 @@ def trainings_are_resumed(directory):
         time.sleep(0.2)
         assert seen == saved()
         kc.barrier()
-    got = trained(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
+        got = trained(3)
     alone = dense(keras.optimizers.Adam(0.01, gradient_accumulation_steps=3))
     history = alone.fit(X, Y, epochs=3, batch_size=16, shuffle=False, verbose=0)
     assert_same_outcome(got, outcome(alone, history))
@@ -1102,6 +1162,8 @@ CHECKS = {
         parts_of_data,
         trainings_are_resumed,
         plain_variables_are_warned_of,
+        a_model_without_replicas_is_named,
+        what_steps_make_is_saved,
         sigterm_ends_them,
         ports_are_closed_to_other_hosts,
         weights_travel_in_parts,

@@ -409,6 +409,33 @@ def test_an_embedding_of_an_odd_size(shard, count):
     assert held == 4 * cut
 
 
+@pytest.mark.skipif(ON_GPU, reason="has sparse gradients of embeddings")
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("rows", [32, 64])
+@pytest.mark.parametrize("clip", ["clipnorm", "clipvalue", "global_clipnorm"])
+def test_rows_that_repeat_are_clipped_as_on_one_device(clip, rows, shard):
+    """Or, of a table in parts, a warning says that they are not."""
+
+    def made():
+        keras.utils.set_random_seed(1)
+        table = layers.Embedding(rows, 64)
+        return keras.Sequential(
+            [layers.Input((6,)), table, layers.Flatten(), layers.Dense(3)]
+        )
+
+    x = TOKENS[:22, :6] % 5
+    options = {clip: 1e-3}
+    expected = trained(optimizers.SGD(0.5, **options), made=made, x=x)
+    is_cut = rows * 64 >= 4096
+    with pytest.warns(match="repeat") if is_cut else warnings.catch_warnings():
+        warnings.simplefilter("always" if is_cut else "error")
+        optimizer = optimizers.SGD(0.5, **options)
+        found = trained(optimizer, MANY, shard, made=made, x=x)
+    if not is_cut:
+        assert_equal(found, expected)
+
+
 def is_whole(variable):
     return variable.shape.num_elements() < 4096
 

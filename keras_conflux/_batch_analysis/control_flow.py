@@ -208,10 +208,6 @@ def _from_tensor(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return inputs[0].at(inputs[0].axis - 1) if inputs[0].axis else None
 
 
-def _stack(_: tf.Operation, inputs: list[Kind]) -> Kind:
-    return inputs[0].at(inputs[0].axis + 1)
-
-
 def _first(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Takes an element of a list: zeros of a shape, if it has none yet."""
     is_of_rows = inputs[0].role is Role.ROWS
@@ -226,12 +222,13 @@ def _put(operation: tf.Operation, inputs: list[Kind]) -> Kind:
 _EMPTY = ("EmptyTensorList", "Placeholder", "TensorListReserve")
 _KNOWN = ~Form.OPAQUE
 _ELEMENT = ~(Form.OPAQUE | Form.DERIVED)
+_SIZES = Form.EQUAL | Form.SHAPE
 RULES: dict[str, tuple[Rule, ...]] = {
     "TensorListFromTensor": (Rule(_from_tensor, Form.ROWS, Form.EQUAL),),
-    "TensorListStack": (Rule(_stack, Form.ROWS, Form.EQUAL | Form.SHAPE),),
-    "TensorListGetItem": (
-        Rule(_first, _ELEMENT, Form.EQUAL, Form.EQUAL | Form.SHAPE),
+    "TensorListStack": (
+        Rule(lambda _, x: x[0].at(x[0].axis + 1), Form.ROWS, _SIZES),
     ),
+    "TensorListGetItem": (Rule(_first, _ELEMENT, Form.EQUAL, _SIZES),),
     "TensorListSetItem": (Rule(_put, _ELEMENT, Form.EQUAL, _KNOWN),),
     "TensorListPushBack": (Rule(_put, _ELEMENT, _KNOWN),),
     "TensorListPopBack": (Rule(_first, _ELEMENT, SAME | Form.SHAPE),),

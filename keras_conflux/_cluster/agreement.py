@@ -206,7 +206,8 @@ def _shortened(text: bytes) -> bytes:
 
 def sum_over_processes(numbers: np.ndarray) -> np.ndarray:
     """Returns the sum of all processes' arrays, which share their shape."""
-    found = _waited_for(_all_reduce(), numbers.ravel())  # as keys come back
+    add = _collective("Add", process_count(), _GROUP)
+    found = _waited_for(add, numbers.ravel())  # as keys come back
     return found.reshape(numbers.shape)
 
 
@@ -236,21 +237,16 @@ def _waited_for(
     return call.result()
 
 
-@functools.cache
-def _all_reduce() -> Callable[[tf.Tensor], tf.Tensor]:
-    return _collective("Add", process_count(), [_GROUP])
-
-
-@functools.cache
 def _largest() -> Callable[[tf.Tensor], tf.Tensor]:
     count = process_count()
     pairs = _rounds(process_index(), count)
     keys = [_GROUP - 1 - number * count - lower for number, lower in pairs]
-    return _collective("Max", 2, keys)
+    return _collective("Max", 2, *keys)
 
 
+@functools.cache
 def _collective(
-    merge_op: str, size: int, keys: list[int]
+    merge_op: str, size: int, *keys: int
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a function that reduces in one group of a size after another."""
     with tf.init_scope(), tf.device("CPU:0"):

@@ -166,16 +166,17 @@ def make_ours(variable: Any) -> None:
     variable.__class__ = _OURS[type(variable)]
     is_sum = variable.aggregation == tf.VariableAggregation.SUM
     communicator = variable.distribute_strategy.communicator
-    if (
-        isinstance(variable, OnRead)
-        and is_sum
-        and communicator.spans_processes
-        and tf.executing_eagerly()
+    if not (
+        isinstance(variable, OnRead) and is_sum and communicator.spans_processes
     ):
-        first = variable.values[0]
-        value = first.read_value()
-        variable.conflux_whole = own_variable(first.device, value)
-        set_sum(variable, value)
+        return
+    first = variable.values[0]
+    with tf.init_scope():
+        if tf.executing_eagerly():  # as no `tf.Graph` of a user's is
+            none = tf.zeros(first.shape, first.dtype)
+            variable.conflux_whole = own_variable(first.device, none)
+    if tf.executing_eagerly():  # a program gives it the sum at its end
+        set_sum(variable, first.read_value())
 
 
 def places(destinations: Any) -> Any:

@@ -406,14 +406,14 @@ class _Compiled:
             program.close()
             self._has_built |= Gradients.of(step).have_built
             given = zip(keras.tree.flatten(program.inputs), kinds, strict=True)
-            are_equal = ("shared", "reduced")
-            equal = {id(leaf) for leaf, kind in given if kind in are_equal}
+            equal = {id(x) for x, k in given if k in ("shared", "reduced")}
             branches.refuse_unequal(self._name, program.operations, equal)
             made_of = self._note_results(step, program.graph, output)
             if index == 0:
                 step.graph = program.graph
-                warn_of_plain_variables(step)
-                warn_of_returned_sums(step, made_of)
+                if self._is_users:
+                    warn_of_plain_variables(step)
+                    warn_of_returned_sums(step, made_of)
                 program.graph.conflux_program = program
                 reductions = steps.UserReductions.of(step)
                 counted = reductions.counted & reductions.of_parts

@@ -14,9 +14,11 @@ import numpy as np
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import errors
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
@@ -102,6 +104,11 @@ def _run(call: KerasCall) -> tuple[ExecutionPlan | None, Any]:
     model, callbacks, fits = call.model, call.callbacks, call.name == "fit"
     strategy = _strategy(model)
     if strategy is None:
+        if fits and process_count() > 1:
+            warn(
+                f"fit of {model.name}: each process trains a model of its own. "
+                "For one that all train, call `keras_conflux.replicate(model)`."
+            )
         with running(model, call.name):
             return None, call.run()
     added = calls.log_sources_in_words(callbacks) if fits else ""

@@ -1,7 +1,6 @@
 """`fit` with a `Resume` among its callbacks."""
 
 import functools
-import logging
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import keras
 
 from keras_conflux._cluster.processes import process_count
-from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.contexts import Setting
 from keras_conflux._compat import patching
 from keras_conflux._extensions.common import private_names
@@ -27,8 +25,6 @@ from keras_conflux._fit.input.calls import FitObserver
 from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.calls import observers
 from keras_conflux._replication import model_options
-
-_log = logging.getLogger("keras_conflux")
 
 
 def install() -> None:
@@ -130,14 +126,4 @@ def _saved(
         if isinstance(each, keras.callbacks.CSVLogger):
             each.append = True
     given["initial_epoch"] = given["epochs"] if over else epoch
-    text = f"{saved.path}: going on in epoch {epoch + 1}, step {step}."
-    if over:
-        ended = "a callback had ended it" if saved.state["stopped"] else "done"
-        text = (
-            f"{resume.directory}: already trained for {epoch} epochs, {ended}. "
-            "To train anew, remove the directory."
-        )
-    _log.info(text)
-    if given["verbose"] and process_index() == 0:
-        print(text)
     return saved

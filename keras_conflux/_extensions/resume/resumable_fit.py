@@ -140,6 +140,21 @@ class ResumableFit(keras.callbacks.CallbackList):
                 _place(self._saved).generators,
                 private_state.dataset_of(iterator),
             )
+        self._say_where(self._saved)
+
+    def _say_where(self, saved: Saved) -> None:
+        epoch, step = saved.state["epoch"], saved.state["step"]
+        text = f"{saved.path}: going on in epoch {epoch + 1}, step {step}."
+        if saved.is_over(self._epochs):
+            stopped = saved.state["stopped"]
+            ended = "a callback had ended it" if stopped else "done"
+            text = (
+                f"{self._resume.directory}: already trained for {epoch} "
+                f"epochs, {ended}. To train anew, remove the directory."
+            )
+        _log.info(text)
+        if self._verbose and process_index() == 0:
+            print(text)
 
     def _name_what_varies(self) -> bool:
         """Returns whether the data of the training varies."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import values
 
+from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat.replicated_variables import InParts
 from keras_conflux._compat.replicated_variables import assert_of_running
 from keras_conflux._extensions.sharding import between_processes
@@ -72,6 +73,8 @@ class ShardedVariable(InParts, values.DistributedVariable):
         if self._in_replica():
             return self._gathered(self)
         if len(self._values) < self.layout.count:  # others have the rest
+            if keras_optimizers.stateless_scope():  # Keras asks for shapes
+                return tf.compat.v1.placeholder(self.dtype, self.layout.shape)
             return tf.convert_to_tensor(self.numpy())
         flat = tf.concat([each.read_value() for each in self._values], 0)
         return self.layout.whole(flat)

@@ -225,18 +225,14 @@ class GatheredWeights(Part):
         if unit is None or unit.dtype != dtype or unit in self._units:
             unit = _Unit([variable], dtype)
         self._units.append(unit)
+        self._begins.append(self._timeline.latest())
+        begin = self._begins[max(0, len(self._begins) - 1 - AHEAD)]
         # Branches and functions capture the step's gathered weights.
         with self.step.graph.as_default():
-            unit.gather(self.step, self._earlier())
+            unit.gather(self.step, [] if begin is None else [begin])
         self._timeline.skip()
         for each, whole in zip(unit.variables, unit.whole, strict=True):
             self._whole[id(each), dtype] = whole
-
-    def _earlier(self) -> list[tf.Tensor]:
-        """Returns the tensors to wait for before the next gathering."""
-        self._begins.append(self._timeline.latest())
-        begin = self._begins[max(0, len(self._begins) - 1 - AHEAD)]
-        return [] if begin is None else [begin]
 
     def _plan(self) -> dict[int, _Unit]:
         """Groups neighbours that layers read in one dtype, by their ids."""
@@ -355,18 +351,13 @@ class GatheredWeights(Part):
                 since = places[n - AHEAD - 3] if n > AHEAD + 2 else begin
                 until = places[n - AHEAD - 1]
                 told = [g for g in telling if since <= order[g.op] < until]
-                known += _all_of(told)
+                if told and steps.in_xla():
+                    told = tensorflow_xla.barriers(told)  # known together
+                known += told
             whole = unit.gather_again(known)
             self.step.kinds.mark_equal(whole)
             others = dict(zip(map(id, unit.whole), whole, strict=True))
             order_of_tracing.read_others(reads, others)
-
-
-def _all_of(grads: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns gradients of which no entry is known before all of them are."""
-    if not grads or not steps.in_xla():
-        return grads
-    return tensorflow_xla.barriers(grads)
 
 
 def _layout(variable: keras.Variable) -> Layout:

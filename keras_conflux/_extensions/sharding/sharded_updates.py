@@ -79,13 +79,14 @@ class ShardedUpdates(Part):
         """Cuts gradients that are whole, and of all samples."""
         if (
             narrow_gradients.SparseGradients.of(self.step).are_added_up
-            and not isinstance(self._optimizer, keras.optimizers.SGD)
+            and not _is_linear(self._optimizer)
             and not replica_collectives().on_gpu
         ):
             self.step.warn_once(
                 "rows",
                 "with `shard`, embedding rows that repeat in a batch are added "
-                "up before they are squared, unlike on one CPU device.",
+                "up before an optimizer squares or clips them, unlike on one "
+                "CPU device.",
             )
         rank = rank_as_tensor()
         return [
@@ -142,13 +143,17 @@ class ShardedUpdates(Part):
                 for g, square in zip(grads, squares, strict=True)
             ]
         if optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
-            total = tf.reduce_sum(tf.stack(self._squares(grads)))
-            return _clipped(grads, total, optimizer.global_clipnorm)
+            # As Keras computes it: NaN if the norm is not finite.
+            norm = tf.sqrt(tf.reduce_sum(tf.stack(self._squares(grads))))
+            limit = optimizer.global_clipnorm
+            scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
+            return [g * tf.cast(scale, g.dtype) for g in grads]
         return original(optimizer, grads)
 
     def _squares(self, grads: list[Any]) -> list[tf.Tensor]:
         """Returns the sum of squares of each whole gradient."""
-        squares = [tf.reduce_sum(tf.square(g)) for g in grads]
+        square: Any = keras.ops.square  # of each occurrence of a row
+        squares = [tf.reduce_sum(square(g)) for g in grads]
         where = [i for i, layout in enumerate(self._layouts) if layout]
         if where:
             own = tf.stack([tf.cast(squares[i], tf.float64) for i in where])
@@ -368,16 +373,15 @@ def _write_whole(cut: list[tuple[tf.Variable, Layout, tf.Tensor]]) -> None:
         given_tensors.overwrite(variable, layout.whole(flat))
 
 
-def _clipped_by_norm(g: tf.Tensor, square: tf.Tensor, limit: float) -> Any:
+def _is_linear(optimizer: Any) -> bool:
+    """Whether gradients may be added up before an optimizer gets them."""
+    clips = optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm
+    return isinstance(optimizer, keras.optimizers.SGD) and not any(clips)
+
+
+def _clipped_by_norm(g: Any, square: tf.Tensor, limit: float) -> Any:
     # As `tf.clip_by_norm` computes it.
     is_positive = square > 0
     safe = tf.where(is_positive, square, tf.ones_like(square))
     norm = tf.where(is_positive, tf.sqrt(safe), square)
-    return g * limit / tf.maximum(norm, limit)
-
-
-def _clipped(grads: list[Any], square: tf.Tensor, limit: float) -> list[Any]:
-    # As `clip_by_global_norm` of Keras computes it: NaN if it is not finite.
-    norm = tf.sqrt(square)
-    scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
-    return [g * tf.cast(scale, g.dtype) for g in grads]
+    return tf.convert_to_tensor(g) * limit / tf.maximum(norm, limit)

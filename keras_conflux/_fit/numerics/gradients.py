@@ -225,9 +225,8 @@ def _maxima(values: list[Any]) -> list[Any]:
     if not values:
         return []
     collectives = replica_collectives()
-    return collectives.all_reduce(
-        "max", collectives.weighted(values, has_samples())
-    )
+    values = collectives.weighted(values, has_samples())
+    return collectives.all_reduce("max", values)
 
 
 def _weighted(
