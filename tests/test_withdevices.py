@@ -18,6 +18,7 @@ from models import regression
 import keras_conflux as kc
 
 X, Y = regression(64)
+SIZES = 2 * MANY, 2 * MANY + 1, 2 * MANY, 2 * MANY - 1, 1
 
 
 def test_arguments_are_split_or_shared(count):
@@ -54,6 +55,35 @@ def test_python_control_flow_over_tensors():
         return total
 
     assert [int(v) for v in run(tf.constant(6))] == [6] * MANY
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("is_around", [True, False])
+def test_a_function_gets_parts_of_any_sizes(is_around, is_compiled, count):
+    """Replicas may call its traces of earlier steps, or trace it anew."""
+    model = dense()
+    mean = keras.metrics.Mean()
+    expected = []
+    for size in SIZES:
+        errors = tf.square(model(X[:size]) - Y[:size])
+        mean.update_state(errors)
+        expected.append(float(tf.reduce_mean(errors)))
+    total = float(mean.result())
+    kc.replicate(model, devices=count)
+    mean = kc.replicate(keras.metrics.Mean(), devices=count)
+
+    @tf.function(reduce_retracing=True)
+    def inner(x, y):
+        error = tf.reduce_mean(tf.square(model(x) - y))
+        mean.update_state(error, sample_weight=len(x))
+        return kc.allreduce("mean", error, weight=len(x))
+
+    step = inner if is_around else lambda x, y: inner(x, y)
+    step = kc.withdevices(step, jit_compile=is_compiled)
+    for size, value in zip(SIZES, expected, strict=True):
+        (found, *_) = step(*kc.split((X[:size], Y[:size]), devices=count))
+        np.testing.assert_allclose(found, value, rtol=1e-5)
+    np.testing.assert_allclose(mean.result(), total, rtol=1e-5)
 
 
 def test_custom_loop_equals_one_device(count):

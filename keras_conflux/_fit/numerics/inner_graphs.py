@@ -116,12 +116,12 @@ class _Loop:
 def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a `tf.function`, and notes its arguments.
 
-    Its writes are noted while it is traced. So each step traces it anew,
-    once for each place from which it is called, and for each combination of the
-    kinds of its arguments, and of the values that the step has written to
-    variables.
+    Its writes and collectives are noted while it is traced. So each step traces
+    it anew, once for each place from which it is called, and in `fit` for each
+    combination of the kinds of its arguments, and of the values that the step
+    has written to variables.
     """
-    step = steps.current_fit_step()
+    step = steps.current()
     if step is None or tf.executing_eagerly():
         return original(function, *args, **kwargs)
     leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
@@ -132,6 +132,8 @@ def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
         if tf.is_tensor(leaf) or type(leaf).__module__ == "numpy"
     ]
     own = _Functions.of(step).own(function, given)
+    if step.kinds is None:  # of a loop
+        return original(own, *args, **kwargs)
     with Choices.of(step).calling(), step.kinds.calling(given):
         return original(own, *args, **kwargs)
 
@@ -147,9 +149,10 @@ class _Functions(Part):
     def own(self, function: Any, given: list[Any]) -> Any:
         """Returns the one for a function that is called here."""
         graph = tf.compat.v1.get_default_graph()
-        held = frozenset(self.step.kinds.held(graph).items())
-        arguments = tuple(map(self._identity, given))
-        key = id(function), id(graph), arguments, held
+        key: tuple[Any, ...] = id(function), id(graph)
+        if self.step.kinds is not None:
+            held = self.step.kinds.held(graph).items()
+            key += frozenset(held), *map(self._identity, given)
         if key not in self._own:
             self._own[key] = tensorflow_tracing.untraced(function)
             self._known.append((function, graph, given))  # ids stay theirs

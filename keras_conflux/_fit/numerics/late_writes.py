@@ -66,13 +66,10 @@ def own_share(
 def of_rows(variable: keras.Variable, value: Any, step: Step) -> Any:
     """Returns what a replica in a loop writes, nothing new without rows.
 
-    A mean of no rows is NaN. Functions of users are kept for other graphs.
+    A mean of no rows is NaN.
     """
     has_rows = UserReductions.of(step).has_rows
     if has_rows is None or tf.get_static_value(value) is not None:
-        return value
-    graph: Any = tf.compat.v1.get_default_graph()
-    if (graph.outer_graph if step.in_xla else graph) is not has_rows.graph:
         return value
     value = keras_variables.as_tensor(value, variable.dtype)
     return tf.where(has_rows, value, variable.value)
