@@ -361,9 +361,8 @@ def test_a_tangent_passes_no_collective():
             y = kc.allreduce("mean", x)
         return accumulator.jvp(y)
 
-    with pytest.raises(LookupError) as caught:
+    with pytest.raises(NotImplementedError, match=r"acc\.jvp\(y\)"):
         step()
-    assert any("accumulator.jvp(y)" in note for note in caught.value.__notes__)
 
 
 def test_a_number_of_python_has_a_step_traced_anew():

@@ -53,8 +53,7 @@ def weighted(leaf: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
         return leaf
     if not leaf.dtype.is_floating:
         leaf = tf.cast(leaf, keras.config.floatx())
-    counts = tf.cast(weight, tf.float64) > 0
-    masked = tf.where(counts, leaf, tf.zeros_like(leaf))
+    masked = tf.where(tf.cast(weight, tf.float64) > 0, leaf, 0)
     return masked * tf.cast(weight, leaf.dtype)
 
 

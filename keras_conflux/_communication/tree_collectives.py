@@ -296,6 +296,11 @@ class ReplicaCollectives:
 
     def _reduce(self, op: Op, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the reduction of one tensor, which can be differentiated."""
+        if tensorflow_tracing.has_tangents([tensor]):
+            raise NotImplementedError(
+                "A `ForwardAccumulator` follows no collective. Reduce what it "
+                'returns: `allreduce("mean", acc.jvp(y), weight=len(x))`.'
+            )
 
         @tf.custom_gradient
         def reduce(x: tf.Tensor) -> Any:

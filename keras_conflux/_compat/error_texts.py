@@ -100,10 +100,6 @@ _NOTES = {
         "and no function without a source that it can read, as one typed at a "
         "prompt. Put that in a file, or write `tf.shape(x)[0]`."
     ),
-    "gradient registry has no entry for: Collective": (
-        "`ForwardAccumulator` and collectives do not mix. Reduce what it "
-        'returns: `allreduce("mean", accumulator.jvp(y), weight=len(x))`.'
-    ),
 }
 
 
