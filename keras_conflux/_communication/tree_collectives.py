@@ -305,9 +305,9 @@ class ReplicaCollectives:
         @tf.custom_gradient
         def reduce(x: tf.Tensor) -> Any:
             y = self._communicator.all_reduce(x, self._index, op, self._in_xla)
-            present = self._has_samples()
 
             def gradient(dy: tf.Tensor) -> tf.Tensor:
+                present = self._has_samples()
                 if present is not None:  # a stand-in for samples owes nothing
                     dy = tf.where(present, dy, tf.zeros_like(dy))
                 return op.gradient(self.total(dy), x, y, self)

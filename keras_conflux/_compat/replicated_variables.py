@@ -165,10 +165,8 @@ def make_ours(variable: Any) -> None:
         return
     variable.__class__ = _OURS[type(variable)]
     is_sum = variable.aggregation == tf.VariableAggregation.SUM
-    communicator = variable.distribute_strategy.communicator
-    if not (
-        isinstance(variable, OnRead) and is_sum and communicator.spans_processes
-    ):
+    spans = variable.distribute_strategy.communicator.spans_processes
+    if not (isinstance(variable, OnRead) and is_sum and spans):
         return
     first = variable.values[0]
     with tf.init_scope():

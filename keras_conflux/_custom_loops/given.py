@@ -97,10 +97,7 @@ class Given:
         return [self._of(index) for index in range(count)]
 
     def _of(self, index: int) -> Tree:
-        own = [
-            leaf[index] if isinstance(leaf, Replicas) else leaf
-            for leaf in self._leaves
-        ]
+        own = [x[index] if isinstance(x, Replicas) else x for x in self._leaves]
         return keras.tree.pack_sequence_as(self._arguments, own)
 
     @functools.cached_property

@@ -191,10 +191,10 @@ def _ways_to_build(model: keras.Model) -> str:
 
 
 def _beyond(some: list[list[Any]], others: list[list[Any]]) -> str:
-    """Lists variables that have no counterpart among others."""
-    left = [each[1:] for each in others]
+    """Lists variables with none of the same path, or else shape, in others."""
+    left = [each[1:] for each in others if each not in some]
     found = []
-    for path, shape, dtype in some:
+    for path, shape, dtype in (each for each in some if each not in others):
         if [shape, dtype] in left:
             left.remove([shape, dtype])
         else:

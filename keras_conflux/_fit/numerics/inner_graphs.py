@@ -124,12 +124,10 @@ def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     step = steps.current()
     if step is None or tf.executing_eagerly():
         return original(function, *args, **kwargs)
-    leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
+    flat = _flat((args, kwargs))
     # A function has a placeholder for each of these.
     given = [
-        leaf
-        for leaf in leaves
-        if tf.is_tensor(leaf) or type(leaf).__module__ == "numpy"
+        x for x in flat if tf.is_tensor(x) or type(x).__module__ == "numpy"
     ]
     own = _Functions.of(step).own(function, given)
     if step.kinds is None:  # of a loop

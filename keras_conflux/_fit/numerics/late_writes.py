@@ -64,10 +64,7 @@ def own_share(
 
 
 def of_rows(variable: keras.Variable, value: Any, step: Step) -> Any:
-    """Returns what a replica in a loop writes, nothing new without rows.
-
-    A mean of no rows is NaN.
-    """
+    """Returns what a replica in a loop writes: without rows, what was there."""
     has_rows = UserReductions.of(step).has_rows
     if has_rows is None or tf.get_static_value(value) is not None:
         return value

@@ -214,7 +214,7 @@ def _warn_of_mixing(layer: Any, step: Step) -> None:
         "samples of the batch. A replica uses the samples of its own part, and "
         "one device would use the whole batch. Give the layer the values of "
         "all replicas, with `keras_conflux.allgather` or "
-        "`keras_conflux.allreduce`.",
+        "`keras_conflux.allreduce`, or move it into `dataset.map`.",
     )
 
 
