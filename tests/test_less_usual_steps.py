@@ -1,7 +1,5 @@
 """Steps that use what they are given in less usual ways."""
 
-import random
-
 import keras
 import numpy as np
 import pytest
@@ -728,38 +726,6 @@ def test_python_that_changes_between_replicas_is_refused(made):
 
     with pytest.raises(kc.StrategyError, match="Python code of the step did"):
         trained(2, step)
-
-
-def by_pythons_generator(x):
-    return random.random()
-
-
-def by_numpys_generator(x):
-    return np.random.normal(size=(6, 3)).mean()
-
-
-@pytest.mark.parametrize("draw", [by_pythons_generator, by_numpys_generator])
-def test_python_draws_for_replicas_as_for_one_device(draw, count):
-    """In one trace, as in that of all batches of `fit`."""
-
-    def step(model, x):
-        factor = ops.cast(draw(x), x.dtype)
-        with tf.GradientTape() as tape:
-            loss = factor * ops.mean(model.net(x) ** 2)
-        apply(model, tape, loss)
-        return {"loss": loss, "factor": factor}
-
-    def train(devices):
-        keras.utils.set_random_seed(1)
-        model = Stepping(step)
-        model.compile("sgd", jit_compile=False)
-        model.build((None, 8))
-        if devices:
-            kc.replicate(model, devices)
-        options = {"batch_size": 4, "epochs": 2, "shuffle": False}
-        return model.fit(X, verbose=0, **options).history
-
-    assert_equal(train(None), train(count))
 
 
 @several

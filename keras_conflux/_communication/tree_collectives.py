@@ -479,6 +479,7 @@ def _check_call(
         raise ReplicaMismatchError(
             f"Replica 0 calls {first[0]} where replica {index} calls "
             f"{other[0]}. All replicas must make the same calls in the same "
-            "order."
+            "order. If Python's random numbers choose, as in the layer "
+            "`AugMix` of Keras, call it in `dataset.map`."
         )
     trees.assert_alike({0: first[1], index: other[1]}, first[0])

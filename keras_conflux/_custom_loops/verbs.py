@@ -130,8 +130,9 @@ def reduce(op: Op, root: int, tree: Tree) -> Tree:
     arguments.assert_root(root, this.count, f"reduce({op.name!r}): ")
     reduced = allreduce(op, tree)
     with tensorflow_tracing.of_rank():
-        if this.count > 1 and replica_rank() != root:
-            reduced = tree
+        if this.count > 1 and replica_rank() != root:  # in its dtype
+            dtypes = iter([x.dtype for x in trees.present(reduced)])
+            reduced = trees.map_leaves(lambda x: tf.cast(x, next(dtypes)), tree)
         reduced = trees.map_leaves(tf.identity, reduced)
     return _keep_of_first(reduced)
 

@@ -1,12 +1,10 @@
 """The step of each replica on its shard of a batch, and the common result."""
 
-import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import KindInference
@@ -75,7 +73,6 @@ class ReplicaStep:
         """The variables of traces that all processes have."""
         self._warned: set[str] = set()
         self._drawn_by_sample: frozenset[int] = frozenset()
-        self._drawn: Any = None  # where Python's generators stand, for each
 
     def _run(self, shard: Tree, step: Step) -> Tree:
         """Runs the step of the model in a replica."""
@@ -137,9 +134,6 @@ class ReplicaStep:
             self._steps.clear()  # replicas may share this trace
             self._programs.clear()
         self._steps[replica_index()] = step
-        self._drawn = self._drawn or (random.getstate(), np.random.get_state())
-        random.setstate(self._drawn[0])
-        np.random.set_state(self._drawn[1])
         with steps.entered(step):
             Draws.of(step).by_sample = self._drawn_by_sample
             program = CommonProgram(shard)
@@ -175,7 +169,6 @@ class ReplicaStep:
         self._drawn_by_sample |= findings.by_sample
         if findings != TraceFindings():
             raise TraceAgain(findings)
-        self._drawn = None
         # Replicas of a compiled step share a trace. Where they cannot, kernels
         # may differ by the known shapes of shards.
         if all(step.compiled is None for step in self._steps.values()):
