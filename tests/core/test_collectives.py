@@ -218,6 +218,7 @@ def test_one_weight_for_several_replicas_is_refused():
     x = kc.split(np.float32([1, 2, 6]), 2)
     means = kc.withdevices(tf.reduce_mean)(x)
     weights = [len(part) for part in x]
+    kc.allreduce("mean", kc.Replicas([1.0, 2.0], 2))  # warns of no later one
     assert float(kc.allreduce("mean", means, weight=weights)[0]) == 3
     told = re.escape("write `weight=[len(part) for part in x]`")
     with pytest.raises(ValueError, match=told):
