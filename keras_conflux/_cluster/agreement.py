@@ -237,6 +237,7 @@ def _waited_for(
     return call.result()
 
 
+@functools.cache
 def _largest() -> Callable[[tf.Tensor], tf.Tensor]:
     count = process_count()
     pairs = _rounds(process_index(), count)

@@ -170,10 +170,10 @@ def make_ours(variable: Any) -> None:
         return
     first = variable.values[0]
     with tf.init_scope():
-        if tf.executing_eagerly():  # as no `tf.Graph` of a user's is
+        if tf.executing_eagerly():  # not in a `tf.Graph` of the user's
             none = tf.zeros(first.shape, first.dtype)
             variable.conflux_whole = own_variable(first.device, none)
-    if tf.executing_eagerly():  # a program gives it the sum at its end
+    if tf.executing_eagerly():  # else the program that makes it does, later
         set_sum(variable, first.read_value())
 
 

@@ -80,9 +80,7 @@ def replica_collectives() -> ReplicaCollectives:
 def has_samples() -> tf.Tensor | None:
     """Whether this replica has samples, or `None` if all replicas must."""
     step = steps.current_fit_step()
-    if step is None or not step.may_be_empty:
-        return None
-    return step.batch_fraction > 0
+    return step.batch_fraction > 0 if step and step.may_be_empty else None
 
 
 def _channel() -> Any:
