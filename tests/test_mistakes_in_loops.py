@@ -153,6 +153,20 @@ def test_gradients_of_the_whole_batch_warn_of_nothing(case):
         trained(**RIGHT[case])
 
 
+def test_a_step_is_warned_of_in_the_program_that_counts_alike():
+    @kc.withdevices
+    def mean(x, weighs):
+        weight = len(x) if weighs else None
+        return kc.allreduce("mean", tf.reduce_mean(x), weight=weight)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
+        mean(kc.split(X[:EVEN], MANY), False)
+        mean(kc.split(X[:UNEVEN], MANY), True)
+    with pytest.warns(kc.ConfluxWarning, match=COUNTS):
+        mean(kc.split(X[:UNEVEN], MANY), False)
+
+
 @pytest.mark.parametrize("case", [(contrast, network), (error, normalizing)])
 def test_losses_are_weighed_before_they_pass_a_collective(case):
     """As the warning says."""

@@ -341,11 +341,11 @@ class _Call:
 
 @functools.cache
 def _on_every_device(
-    call: _Call, devices: tuple[Device, ...], told: tuple[int | None, ...]
+    call: _Call, devices: tuple[Device, ...], ranks: tuple[int | None, ...]
 ) -> Callable[..., Replicas[Any]]:
     # One function for trees of several ranks would be traced for tensors of
-    # unknown rank, which cannot be joined. Means with weights warn of nothing.
-    del told
+    # unknown rank, which cannot be joined.
+    del ranks
 
     @tf.autograph.experimental.do_not_convert
     def each(*given: Any) -> Tree:
@@ -377,8 +377,7 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
     standard = [trees.map_leaves(_standard, tree) for tree in replicas]
     if not call.sizes_differ:
         trees.assert_alike(dict(enumerate(standard)), call.name)
-    told = *_ranks(standard), any(each is not None for each in weight)
-    run = _on_every_device(call, replicas.devices, told)
+    run = _on_every_device(call, replicas.devices, _ranks(standard))
     given = Replicas(standard, replicas.devices)
     given.is_uneven = replicas.is_uneven
     weights = [_of_each(each, replicas.devices) for each in weight]

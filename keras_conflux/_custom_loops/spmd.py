@@ -224,6 +224,24 @@ def on_every_device(
     return lambda *args: compiled((args, {}))
 
 
+class _Noted:
+    """What the replicas of one trace return, and the means they take."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[int, Any] = {}
+        self.means: list[Means] = []
+        self.constants: list[Any] = []
+        """Of each replica that returns what all may have alike, else `None`."""
+
+    @property
+    def count_alike(self) -> bool:
+        """Whether a mean has no weight, or the same number in each replica."""
+        numbers = [each.numbers for each in self.means]
+        if len(numbers) > 1 and numbers[0] and _are_equal(numbers):
+            return True
+        return any(each.are_of_parts for each in self.means)
+
+
 class _Compiled:
     """`fn` as one graph for all devices of one strategy."""
 
@@ -239,13 +257,12 @@ class _Compiled:
         self._devices = strategy.devices
         self._failed: list[tuple[int | None, Exception]] = []
         self._calls = 0
-        self._has_built = False
+        self._has_built = self._has_warned = False
         self._traced: dict[Any, Any] = {}
         """By signature, programs for tensors. TensorFlow finds them slowly."""
         self._by_numbers: set[int] = set()
         self._is_users = self._warns_of_unsplit = is_users
-        self._counts_alike = self._passes = self._has_warned = False
-        self._weights: dict[int, tuple[Any, ...]] = {}
+        self._noted = _Noted()  # of the last call
         self._watchdog = StepWatchdog(strategy.devices, self._name)
         alone = strategy.communicator.size == 1
         self._leaves_out = Grappler.NOTHING if alone else Grappler.OTHER_ORDERS
@@ -264,7 +281,7 @@ class _Compiled:
         def all_replicas(
             arguments: list[Any], kinds: tuple[Kind, ...]
         ) -> list[Any]:
-            outputs: dict[int, Any] = {}
+            self._noted = noted = _Noted()
 
             def one_replica() -> None:
                 index = replica_index()
@@ -277,14 +294,14 @@ class _Compiled:
                     except Exception as error:
                         fail(index, error)
                         raise
-                finish(step, program, kinds, outputs, index, output)
+                finish(step, program, kinds, noted, index, output)
 
             try:
                 strategy.run(one_replica)
             except Exception as error:
                 fail(None, error)
                 raise
-            return [outputs[index] for index in range(len(arguments))]
+            return [noted.outputs[index] for index in range(len(arguments))]
 
         self._function = tensorflow_tracing.without_retracing_warning(
             tf.function(all_replicas, reduce_retracing=True)
@@ -313,17 +330,12 @@ class _Compiled:
                 promotion.give_back_seed()
         except BaseException as error:
             raise self._explain(error, given.empty) from None
-        alike = self._counts_alike or self._weighs_alike
-        if (alike or self._passes) and not self._has_warned:
+        alike = self._noted.count_alike
+        passes = any(each.pass_collectives for each in self._noted.means)
+        if (alike or passes) and not self._has_warned:
             self._has_warned = given.warn_of_mean(self._name, not alike)
         results.is_uneven = given.is_uneven
         return results
-
-    @property
-    def _weighs_alike(self) -> bool:
-        """Whether replicas weigh their parts by the same numbers."""
-        given = {*self._weights.values()}
-        return len(self._weights) > 1 and len(given) == 1 and given != {()}
 
     def _run(self, key: Any, parts: list[Tree], given: Given) -> Replicas[Any]:
         """Traces the program if it has to be, and runs it when all agree."""
@@ -341,6 +353,7 @@ class _Compiled:
             else:
                 self._by_numbers.add(id(program))
                 warn_of_numbers(self._name, len(self._by_numbers), parts[0])
+        self._noted = program.graph.conflux_noted
         traced = program.graph.conflux_program
         if self._is_users:
             alike = traced.agree(what, common_state.sums_of_assigned())
@@ -358,7 +371,8 @@ class _Compiled:
             if self._is_compiled:
                 lost_values.after(error, program)
             raise
-        if program.graph.conflux_returns is not None:
+        constants = self._noted.constants
+        if constants[0] is not None and _are_equal(constants):
             results.kind = "reduced"
         return results
 
@@ -393,35 +407,36 @@ class _Compiled:
         step: steps.Step,
         program: CommonProgram,
         kinds: tuple[Kind, ...],
-        outputs: dict[int, Any],
+        noted: _Noted,
         index: int,
         output: Any,
     ) -> None:
         """Checks the trace of a replica, and keeps its outputs."""
         means = Means.of(step)
-        self._counts_alike |= means.are_of_parts
-        self._passes |= means.pass_collectives
-        self._weights[index] = tuple(means.numbers)
+        noted.means.append(means)
         if not tf.executing_eagerly():
             program.close()
             self._has_built |= Gradients.of(step).have_built
             given = zip(keras.tree.flatten(program.inputs), kinds, strict=True)
             equal = {id(x) for x, k in given if k in ("shared", "reduced")}
             branches.refuse_unequal(self._name, program.operations, equal)
-            made_of = self._note_results(step, program.graph, output)
+            made_of = self._note_results(step, noted, output)
             if index == 0:
                 step.graph = program.graph
                 if self._is_users:
                     warn_of_plain_variables(step)
                     warn_of_returned_sums(step, made_of)
                 program.graph.conflux_program = program
+                program.graph.conflux_noted = noted
                 reductions = steps.UserReductions.of(step)
                 counted = reductions.counted & reductions.of_parts
-                self._counts_alike |= bool(counted)
+                means.are_of_parts |= bool(counted)
             output = self._watchdog.mark_end(index, output)
-        outputs[index] = output
+        noted.outputs[index] = output
 
-    def _note_results(self, step: steps.Step, graph: Any, output: Tree) -> Any:
+    def _note_results(
+        self, step: steps.Step, noted: _Noted, output: Tree
+    ) -> Any:
         """Notes if all replicas return the same. Tells of what that is made."""
         leaves = trees.present(output)
         found = steps.symbolic(leaves)
@@ -433,9 +448,7 @@ class _Compiled:
         alike = alike and are_alike(made_of, steps.UserReductions.of(step))
         # Known lengths of parts are constants. Other processes tell none.
         told = not values or not self._strategy.communicator.spans_processes
-        own = values if alike and told else None
-        others = getattr(graph, "conflux_returns", own)
-        graph.conflux_returns = own if own == others else None
+        noted.constants.append(values if alike and told else None)
         return made_of
 
     def _fail(self, index: int | None, error: Exception) -> None:
@@ -473,6 +486,10 @@ class _Compiled:
                 f"of {self._name}, run by withdevices."
             )
         return error
+
+
+def _are_equal(values: list[Any]) -> bool:
+    return all(each == values[0] for each in values)
 
 
 def _name(fn: Callable[..., Any]) -> str:

@@ -79,7 +79,6 @@ class GraphProgram(StepPrograms):
                 fractions[index],
                 lambda: places[index],
                 each[index],
-                turns=self._turns,
             )
             self._step.after_steps()
             outputs[index] = self._watchdog.mark_end(index, output)

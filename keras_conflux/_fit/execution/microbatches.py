@@ -116,7 +116,7 @@ def run_in_turns(
     fraction: Any,
     place: Callable[[], Place],
     size: Any,
-    compiled: CompiledStep | None,
+    compiled: CompiledStep | None = None,
 ) -> Tree:
     """Runs a replica's step, which `trace` traces for a turn, in turns.
 

@@ -59,6 +59,8 @@ class ReplicaStep:
         """The name of the step in warnings."""
         self.identity = f"{type(self).__name__} of {model.name}"
         """A text that is the same in each process that makes the same step."""
+        self.turns = 1
+        """In how many parts a replica runs its part of a batch."""
         self.tracing = threading.RLock()
         """Held by the thread that traces the step. Others may ask at once, as
         when each replica of another model wants predictions."""
@@ -78,25 +80,15 @@ class ReplicaStep:
         """Runs the step of the model in a replica."""
         raise NotImplementedError
 
-    def on_replica(
-        self,
-        shard: Tree,
-        fraction: Any,
-        place: Callable[[], Place],
-        size: Any,
-        compiled: CompiledStep | None = None,
-        turns: int = 1,
-    ) -> Tree:
-        """Runs a replica's step. Traced once per replica, in replica order.
+    def on_replica(self, *given: Any) -> Tree:
+        """Runs a replica's step, in turns if there are several; see `_trace`.
 
-        Replicas of a compiled step may share the trace of replica 0. The
-        fraction is the shard's number of samples over the global batch's. The
-        size is this number, which may be 0; `None` if it cannot.
+        Traced once per replica, in replica order. Replicas of a compiled step
+        may share the trace of replica 0.
         """
-        if turns == 1:
-            return self._trace(shard, fraction, place, size, compiled)
-        given = shard, fraction, place, size, compiled
-        return run_in_turns(self.name, turns, self._trace, *given)
+        if self.turns == 1:
+            return self._trace(*given)
+        return run_in_turns(self.name, self.turns, self._trace, *given)
 
     def _trace(
         self,
@@ -107,7 +99,11 @@ class ReplicaStep:
         compiled: CompiledStep | None = None,
         turns: TracedTurns | None = None,
     ) -> Tree:
-        """Traces a step, of a replica or of one of its turns."""
+        """Traces a step, of a replica or of one of its turns.
+
+        The fraction is the shard's number of samples over the global batch's.
+        The size is this number, which may be 0; `None` if it cannot.
+        """
         model = self._model
         fraction = tf.identity(fraction)  # a tensor of the step's own graph
         step = Step(

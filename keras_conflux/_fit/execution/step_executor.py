@@ -69,12 +69,11 @@ class StepExecutor:
         self._strategy = plan.strategy
         self._step = step
         self._is_eager = plan.eager
-        in_turns = step.runs_in_turns and not plan.eager
-        turns = plan.turns if in_turns else 1
-        self._has_turns = turns > 1
-        self._graph = GraphProgram(step, plan.strategy, turns)
+        if step.runs_in_turns and not plan.eager:
+            step.turns = plan.turns
+        self._graph = GraphProgram(step, plan.strategy)
         limit = model.steps_per_execution
-        self._xla = XlaProgram(step, plan.strategy, turns, limit)
+        self._xla = XlaProgram(step, plan.strategy, limit)
         self._may_compile = plan.compiled
         self._name = f"{type(step).__name__} of {model.name}"
         self._calls = 0
@@ -163,7 +162,7 @@ class StepExecutor:
                 raise
             except (AttributeError, TypeError, ValueError) as error:
                 is_open = needs or not batch.sizes_are_known
-                if is_open or self._has_turns:
+                if is_open or self._step.turns > 1:
                     self._note_sizes(error, batch.sizes)
                     raise
                 needs = error
@@ -179,7 +178,7 @@ class StepExecutor:
 
     def _note_sizes(self, error: Exception, sizes: tuple[int, ...]) -> None:
         """Says how many samples a replica has, where this may be the cause."""
-        if self._has_turns and not isinstance(error, tf.errors.OpError):
+        if self._step.turns > 1 and not isinstance(error, tf.errors.OpError):
             error.add_note(
                 f"{self._model.name}: with `microbatches` a step is traced for "
                 "any number of samples. If it needs `x.shape[0]`, write "

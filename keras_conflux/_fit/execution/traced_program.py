@@ -126,14 +126,9 @@ class StepPrograms:
     """Keeps the programs of a step until variables they read are replaced."""
 
     def __init__(
-        self,
-        step: ReplicaStep,
-        strategy: ReplicatedStrategy,
-        turns: int,
-        steps: int = 1,
+        self, step: ReplicaStep, strategy: ReplicatedStrategy, steps: int = 1
     ) -> None:
         self._step = step
-        self._turns = turns
         self._strategy = strategy
         self._communicator = strategy.communicator
         self._watchdog = StepWatchdog(strategy.devices, step.name, steps)

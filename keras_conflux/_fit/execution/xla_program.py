@@ -43,7 +43,7 @@ class XlaProgram(StepPrograms):
 
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
         """Runs a step per batch and returns the last one's result."""
-        key = stack.signature, limit, stack.shape, self._turns
+        key = stack.signature, limit, stack.shape, self._step.turns
         trace = functools.partial(self._made, key, stack, limit)
         shards = [
             [_padded(leaf, limit, device) for leaf in shard]
@@ -152,14 +152,9 @@ class XlaProgram(StepPrograms):
             return Place(1, tf.cast(rank_as_tensor(), tf.uint64), count)
 
         def one_step(*leaves: Any) -> Tree:
-            return self._step.on_replica(
-                trees.refill(shard_spec, leaves),
-                batch_fractions([1] * count)[0],
-                place,
-                size=None,
-                compiled=compiled,
-                turns=self._turns,
-            )
+            fraction = batch_fractions([1] * count)[0]
+            shard = trees.refill(shard_spec, leaves)
+            return self._step.on_replica(shard, fraction, place, None, compiled)
 
         def many_steps(steps: tf.Tensor, stacked: list[Any]) -> Tree:
             # Traced on its own, so that the loop knows the results of a step.
