@@ -764,7 +764,7 @@ class Late(keras.metrics.Metric):
 
     def update_state(self, values):
         if self.total is None:
-            self.total = self.add_weight((), "zeros", name="total")
+            self.total = self.add_weight((), "ones", name="total")
         self.total.assign_add(tf.reduce_sum(tf.abs(values)))
 
     def result(self):

@@ -38,8 +38,7 @@ class StepWatchdog:
         self.name = name
         self._steps = steps
         with tf.init_scope():
-            zero = np.zeros((), "int64")
-            self._ended = [own_variable("CPU:0", zero) for _ in devices]
+            self._ended = [own_variable("CPU:0", np.int64(0)) for _ in devices]
         self._before: list[int] | None = None
 
     def mark_end(self, index: int, outputs: Tree) -> Tree:

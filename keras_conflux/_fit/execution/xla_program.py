@@ -108,8 +108,7 @@ class XlaProgram(StepPrograms):
                     raise TraceAgain(TraceFindings())
             self._step.raise_if_retrace_needed()
             ordered = [outputs[index] for index in range(count)]
-            everywhere = self._communicator.size
-            fractions = batch_fractions([1] * everywhere)[:count]
+            fractions = batch_fractions([1] * self._communicator.size)[:count]
             return self._step.merge(ordered, fractions, [None] * count)
 
         specs = [
