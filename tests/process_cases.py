@@ -802,6 +802,19 @@ def a_model_without_replicas_is_named(directory):
         dense().fit(X, Y, verbose=0)
 
 
+def means_over_samples_are_not_warned_of(directory):
+    """Replicas of a process may have as many, and others fewer."""
+    mean = kc.withdevices(
+        lambda x: kc.allreduce("mean", tf.reduce_mean(x), weight=len(x))
+    )
+    here = len(kc.split(X))
+    x = X[: 4 * here * kc.process_count() + here]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
+        found = mean(kc.split(x))
+    np.testing.assert_allclose(found[0], x.mean(), rtol=1e-5)
+
+
 def loops_are_saved(directory):
     model = kc.replicate(dense())
     np.random.seed(kc.process_index())
@@ -1154,6 +1167,7 @@ CHECKS = {
         strategies_read_data,
         files_are_written_once,
         parts_are_saved_whole,
+        means_over_samples_are_not_warned_of,
         loops_are_saved,
         lists_of_callbacks_write_once,
         throughput_is_that_of_the_slowest,

@@ -267,6 +267,9 @@ CASES |= {
     "a loop that splits its rows": lambda: split_over(kc.shard(X[:16])),
     "a loop that splits the same": lambda: split_over(X[:16]),
     "a loop ahead over others": lambda: looped_over(X[is_wrong:], ahead=2),
+    "a loop over another second batch": lambda: looped_over(
+        np.concatenate([X[:8], X[9:10], X[9:]]) if is_wrong else X, ahead=0
+    ),
     "a loop over the same": lambda: looped_over(X, ahead=0),
     "a loop ahead over the same": lambda: looped_over(X, ahead=2),
     "a part of another weight": lambda: trained_in_parts(

@@ -8,6 +8,7 @@ of its own. All raise a `ReplicaMismatchError` if one does something else.
 import functools
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._cluster.failures import of_all_processes
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import arguments
+from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import ProcessError
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import size_of
@@ -46,7 +49,7 @@ def assert_same_place(what: str, seconds: float | None = None) -> None:
     with errors_reported_to_all(what):
         own = _shortened(what.encode())
         if _differ(own, seconds):
-            raise ReplicaMismatchError(_mismatch(gather_contents(own)))
+            raise _mismatch(gather_contents(own))
 
 
 def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
@@ -114,7 +117,7 @@ def _gather_values(what: str, text: str) -> list[Any]:
         texts = gather_contents(own) if _differ(own) else [own] * count
         parts = [each.partition(b"\n") for each in texts]
         if any(part[:2] != parts[0][:2] for part in parts):
-            raise ReplicaMismatchError(_mismatch(texts))
+            raise _mismatch(texts)
         return [json.loads(part[2]) for part in parts]
 
 
@@ -178,21 +181,27 @@ def gather_contents(own: bytes) -> list[bytes]:
     return [x[:length] for x, length in zip(found, lengths, strict=True)]
 
 
-def _mismatch(texts: list[bytes]) -> str:
-    """Returns the message of an error that lists the actions of processes."""
-    actions = [text.partition(b"\n")[0] for text in texts]
-    listed = "; ".join(
-        f"process {index}: {action.decode(errors='replace')}"
-        for index, action in enumerate(actions)
-    )
-    return (
+def _mismatch(texts: list[bytes]) -> ConfluxError:
+    """Returns an error that lists the actions of processes."""
+    actions = [x.split(b"\n")[0].decode(errors="replace") for x in texts]
+    listed = "; ".join(f"process {i}: {each}" for i, each in enumerate(actions))
+    if (
+        len({re.split(" with the checks|, of .samples", x)[0] for x in actions})
+        == 1
+    ):
+        error = ReplicaMismatchError(
+            f"The processes have drawn different batches: {listed}. Give "
+            "shuffles the same seed, and sort lists of files. A loop with "
+            "`split` or `distribute` must not use `keras_conflux.shard`. To "
+            "`fit`, say that each process brings its own part with "
+            '`replicate(model, data="local")`.'
+        )
+        return of_all_processes(error)
+    return ReplicaMismatchError(
         f"The processes are not at the same place of the program: {listed}. "
-        "All have to run the same program on the same data. If only checksums "
-        "differ, the processes have drawn different batches: give shuffles a "
-        "seed, or say to `fit` that each process brings its own part with "
-        '`replicate(model, data="local")`. Save a model in all: the first '
-        "one writes. A task for one alone must not save, train, evaluate or "
-        "reduce anything, nor read weights that `shard` has cut."
+        "All have to run the same program, on as many devices, and to stop "
+        "together. Save in all: the first one writes. One alone must not save, "
+        "train, evaluate or reduce, nor read weights that `shard` has cut."
     )
 
 

@@ -189,17 +189,18 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     ) -> Any:
         # A variable whose copies are added up when it is read starts with its
         # initial value once, not on each replica.
-        given, rank = kwargs["initial_value"], replica_id
-        if not tf.executing_eagerly():  # else `make_ours` divides the value
-            rank = self._communicator.rank(replica_id)
+        given = kwargs["initial_value"]
+        once = given if isinstance(given, _Once) else _Once(given)
+        in_trace = not tf.executing_eagerly()  # else `make_ours` divides it
+        rank = self._communicator.rank(replica_id) if in_trace else replica_id
         on_read = tf.VariableSynchronization.ON_READ
         is_sum = kwargs.get("aggregation") == tf.VariableAggregation.SUM
         if rank and is_sum and kwargs.get("synchronization") == on_read:
-            return lambda: tf.zeros_like(given() if callable(given) else given)
-        if not tf.executing_eagerly():
+            return lambda: tf.zeros_like(once())
+        if in_trace:
             # TensorFlow would read the first copy, which has no value yet
             # where the function that makes it has only been traced.
-            return given if isinstance(given, _Once) else _Once(given)
+            return once
         return super()._get_variable_creator_initial_value(
             replica_id, device, primary_var, **kwargs
         )

@@ -91,6 +91,8 @@ class OnRead(OfReplicas, values.SyncOnReadVariable):
         return super()._update_replica(update_fn, value, **kwargs)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.distribute.in_cross_replica_context():
+            assert_of_running(self, is_written=True)
         result = super().assign(value, *args, **kwargs)
         if self.aggregation == tf.VariableAggregation.SUM and self._is_whole:
             # TensorFlow gives each copy an equal part, which integers may not
@@ -189,9 +191,9 @@ def places(destinations: Any) -> Any:
 
 
 def assert_of_running(variable: Any, is_written: bool = False) -> None:
-    """Raises if the replica that runs is of another strategy.
+    """Raises if what runs is of another strategy.
 
-    It may read copies of one that cuts nothing, on the same devices.
+    A replica may read copies of one that cuts nothing, on the same devices.
     """
     own, running = variable.distribute_strategy, tf.distribute.get_strategy()
     if own is running or not hasattr(running.extended, "of_first_replica"):
@@ -201,9 +203,9 @@ def assert_of_running(variable: Any, is_written: bool = False) -> None:
         wanted = running if own.shard is None and running.shard else own
         options = str(wanted).partition("]")[2]
         raise StrategyError(
-            f"The variable {variable.name!r} is replicated on {own}, and the "
-            f"step runs on {running}. Models, optimizers and batches of a step "
-            "have the same devices and options: write `with keras_conflux."
+            f"The variable {variable.name!r} is replicated on {own}, and this "
+            f"runs on {running}. Models, optimizers, metrics and batches of a "
+            "step have the same devices and options: write `with keras_conflux."
             f"replicate(devices={len(wanted.devices)}{options}:`, or the scope "
             "of a distribution, around all of them, or give each call the "
             "same `devices`."

@@ -22,11 +22,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import all_gather_json
-from keras_conflux._cluster.failures import of_all_processes
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
-from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._fit.input import specs
@@ -179,18 +176,6 @@ class Given:
                 "that the number of replicas divides."
             )
         return differ
-
-
-def assert_same_batches(call: str, sums: list[Any]) -> None:
-    """Raises in all processes if they cut different batches."""
-    told = all_gather_json(f"a first batch of `{call}`", sums)
-    if any(each != told[0] for each in told):
-        error = ReplicaMismatchError(
-            f"The processes have drawn different batches for `{call}`, "
-            "and each is to take its rows of the same ones. Give shuffles "
-            "the same seed, and do not use `keras_conflux.shard` here."
-        )
-        raise of_all_processes(error)
 
 
 def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:

@@ -18,7 +18,6 @@ from keras_conflux._common import arguments
 from keras_conflux._common import rows
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
-from keras_conflux._custom_loops.given import assert_same_batches
 from keras_conflux._custom_loops.prefetcher import run_ahead
 from keras_conflux._data.batches import Batches
 from keras_conflux._data.transfer import device_of_leaf
@@ -80,11 +79,7 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
         inputs, targets = kc.split((x, y))
         ```
     """
-    found = _split(batch, _devices(devices))
-    sums = checksum([batch])
-    for each in found if isinstance(found, tuple) else [found]:
-        each.checksum = sums
-    return found
+    return _split(batch, _devices(devices))
 
 
 @overload
@@ -123,8 +118,6 @@ def distribute(
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
-        ReplicaMismatchError: When an epoch begins, if its first batch is not
-            the same in all processes.
         TypeError: If `dataset` cannot be iterated over.
         ValueError: If `ahead` is negative. While it is iterated over, if a
             batch cannot be split, as `split` says, or if `dataset` is an
@@ -153,29 +146,12 @@ def distribute(
     chosen = _devices(devices)
 
     def ready(source: Iterable[Any]) -> Iterator[Any]:
-        sums: list[int] = []
-
         def parts(batch: Tree) -> Any:
-            if not sums:
-                sums.append(checksum([batch]))
             return _split(batch, chosen, at_once=ahead > 0)
 
-        found = run_ahead(source, parts, ahead) if ahead else map(parts, source)
-        return _compared(found, sums)
+        return run_ahead(source, parts, ahead) if ahead else map(parts, source)
 
     return Batches(dataset, ready)
-
-
-def _compared(batches: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-    """Yields batches, the first one when all processes have the same.
-
-    They meet in the thread that asks for it, as no other one keeps their order.
-    """
-    for first in batches:
-        assert_same_batches("distribute", sums)
-        yield first
-        del first  # lest it is held while others are drawn
-        yield from batches
 
 
 def _devices(devices: DevicesLike) -> tuple[Device, ...]:
@@ -199,10 +175,11 @@ def _split(
     ]
     parts = place(cut, devices, at_once=at_once)
     is_uneven = rows.sample_count(batch) % communicator.size > 0
+    of_batch = checksum([batch])
 
     def replicas(parts: Sequence[Tree]) -> Replicas[Any]:
         found = Replicas(parts, devices)
-        found.is_uneven = is_uneven
+        found.is_uneven, found.checksum = is_uneven, of_batch
         return found
 
     if isinstance(batch, tuple):

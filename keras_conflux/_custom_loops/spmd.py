@@ -29,7 +29,6 @@ from keras_conflux._custom_loops.given import P
 from keras_conflux._custom_loops.given import PerDeviceFunction
 from keras_conflux._custom_loops.given import R
 from keras_conflux._custom_loops.given import are_tensors
-from keras_conflux._custom_loops.given import assert_same_batches
 from keras_conflux._custom_loops.given import warn_if_unsplit
 from keras_conflux._custom_loops.given import warn_of_numbers
 from keras_conflux._custom_loops.given import warn_of_returned_sums
@@ -167,7 +166,7 @@ def withdevices(
         DeviceError: When the function is called, if the devices do not exist,
             repeat or are mixed.
         ReplicaMismatchError: When it is called, if replicas make different
-            collective calls.
+            collective calls, or processes split different batches.
         StrategyError: When it is called, if that is inside a replica, or if
             its arguments are on different devices.
         Exception: Any error of `fn`, with a note that names the replica.
@@ -225,7 +224,7 @@ def on_every_device(
 
 
 class _Noted:
-    """What the replicas of one trace return, and the means they take."""
+    """The results of the replicas of one trace, and the means they take."""
 
     def __init__(self) -> None:
         self.outputs: dict[int, Any] = {}
@@ -237,7 +236,8 @@ class _Noted:
     def count_alike(self) -> bool:
         """Whether a mean has no weight, or the same number in each replica."""
         numbers = [each.numbers for each in self.means]
-        if len(numbers) > 1 and numbers[0] and _are_equal(numbers):
+        alike = len(numbers) > 1 and numbers[0] and _are_equal(numbers)
+        if alike and not all(each.are_rows for each in self.means):
             return True
         return any(each.are_of_parts for each in self.means)
 
@@ -323,9 +323,6 @@ class _Compiled:
                 communicator.exclusive(self._function, self._name),
             ):
                 self._calls += 1
-                sums = [each.checksum for each in given.split]
-                if self._calls == 1 and any(sums):
-                    assert_same_batches("split", sums)
                 results = self._run(signature, parts, given)
                 promotion.give_back_seed()
         except BaseException as error:
@@ -340,6 +337,9 @@ class _Compiled:
     def _run(self, key: Any, parts: list[Tree], given: Given) -> Replicas[Any]:
         """Traces the program if it has to be, and runs it when all agree."""
         what = f"call {self._calls} of {self._name}"
+        sums = [each.checksum for each in given.split]
+        if any(sums):
+            what += f" with the checksums {sums}"
         arguments = parts, given.kinds
         if not tensorflow_tracing.may_run_in_another_thread():
             assert_same_place(what)

@@ -46,10 +46,13 @@ class Means(steps.Part):
         super().__init__(step)
         self.numbers: list[Any] = []
         """The weights that are numbers of Python, and may be alike."""
+        self.are_rows = True
+        """Whether each of them is the number of rows of the replica's part."""
 
     def note(self, tree: Tree, weight: Any) -> None:
         """Notes one. Values of gathered rows are not of parts."""
-        known = steps.UserReductions.of(self.step).operations()
+        reductions = steps.UserReductions.of(self.step)
+        known = reductions.operations()
         found = [x.op for x in steps.symbolic(trees.flatten(tree))]
         if weight is None:
             depends = walks.depends_on(found, known)
@@ -57,9 +60,17 @@ class Means(steps.Part):
         else:
             if isinstance(weight, int | float):
                 self.numbers.append(weight)
+                parts = [
+                    x for x in steps.symbolic(reductions.own) if x.shape.rank
+                ]
+                self.are_rows &= weight in {x.shape[0] for x in parts}
             own = {id(each) for each in walks.walked(known, walks.before)}
             self.pass_collectives |= any(
-                is_collective(each) and id(each) not in own
+                is_collective(each)
+                and id(each) not in own
+                and walks.flows_past(
+                    each.inputs, reductions.own, lambda _: False, {}
+                )
                 for each in walks.walked(found, walks.before)
             )
 

@@ -192,9 +192,7 @@ def _first_difference(target: Any, call: str) -> str | None:
     )
     if process_count() > 1:
         difference = _first_difference_anywhere(found, difference)
-    if difference is None:
-        return None
-    return (
+    return difference and (
         f"{difference} Copy one replica's values to all with "
         "`keras_conflux.synchronize`."
     )
@@ -234,9 +232,9 @@ def _first_difference_of_trees(replicas: Replicas[Any]) -> str | None:
         for path, *leaves in pairs
         if leaves[0] is not None
     )
-    if difference is None:
-        return None
-    return f"{difference} Reduce it with `keras_conflux.allreduce`."
+    return difference and (
+        f"{difference} Reduce it with `keras_conflux.allreduce`."
+    )
 
 
 def _difference(values: Iterable[tuple[str, Sequence[Any]]]) -> str | None:

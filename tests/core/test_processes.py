@@ -320,6 +320,7 @@ DIFFERENCES = {
     "a loop that splits its rows": r"`split`.* not use `keras_conflux\.shard`",
     "a loop that splits the same": r"\[16\]$",
     "a loop ahead over others": "different batches.* the same seed",
+    "a loop over another second batch": "different batches: process 0: call 2 ",
     "a loop over the same": r"\[8, 8, 8, 5\]$",
     "a loop ahead over the same": r"\[8, 8, 8, 5\]$",
     "a part of another weight": "the begin of fit.*dense_1/kernel is of norm",

@@ -1,6 +1,7 @@
 """The data of a training that is interrupted is found again."""
 
 import gc
+import warnings
 import weakref
 
 import keras
@@ -216,6 +217,22 @@ def test_a_second_training_on_the_same_data(tmp_path, make, steps):
     with pytest.raises(Killed):
         trained(tmp_path, steps)
     assert_equal(trained(tmp_path), expected)
+
+
+def test_a_second_training_on_one_generator_is_named(tmp_path):
+    """How many batches the first one has drawn ahead, nobody knows."""
+
+    def batches():
+        while True:
+            yield X[:BATCH], Y[:BATCH]
+
+    data, other = ({"x": batches(), "steps_per_epoch": 2} for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
+        train(lambda: data, tmp_path / "1", epochs=1)
+        train(lambda: other, tmp_path / "2", epochs=1)
+    with pytest.warns(kc.ConfluxWarning, match="a generator.* one of its own"):
+        train(lambda: data, tmp_path / "3", epochs=1)
 
 
 @pytest.mark.parametrize("devices", [None, 1])

@@ -4,6 +4,7 @@ A shuffle of tf.data takes a seed for each iterator that is made of it, by
 whomever. So the next elements follow from all that were made before.
 """
 
+import types
 import weakref
 import zlib
 from typing import Any
@@ -24,6 +25,7 @@ _ENTRIES = 2**21
 """How many entries of such an array tell whether it has changed."""
 _made: Any = weakref.WeakKeyDictionary()
 """By data set, how many iterators were made of it."""
+_generators: Any = weakref.WeakSet()
 
 
 def mark(value: Any) -> Any:
@@ -59,6 +61,15 @@ class ValidationData:
         """Gives a `PyDataset` its state, and variables their values."""
         random_generators.set_variables(self.dataset, state["variables"])
         self._held.restore(state["attributes"])
+
+
+def used_before(source: Any) -> Any:
+    """Returns a generator that a former call has drawn from, else `None`."""
+    if not isinstance(source, types.GeneratorType):
+        return None
+    known = source in _generators
+    _generators.add(source)
+    return source if known else None
 
 
 def track(iterator: Any) -> None:

@@ -7,6 +7,7 @@ made before. So they are drawn once more, and dropped.
 import collections
 import dataclasses
 import itertools
+from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterator
 from typing import Any
@@ -66,11 +67,15 @@ class InputPosition(EpochObserver):
     """Follows the data of one call of `fit`, from a place on."""
 
     def __init__(
-        self, start: Place | None, validation: ValidationData, is_part: bool
+        self,
+        start: Place | None,
+        validation: ValidationData,
+        is_part: bool,
+        warn: Callable[[str], None],
     ) -> None:
         self._start = start
         self.validation = validation
-        self._is_part = is_part
+        self._is_part, self._warn = is_part, warn
         self._here = Place()
         self.iterator: Any = None
         """Keras' epoch iterator."""
@@ -216,11 +221,17 @@ class InputPosition(EpochObserver):
         """Raises `ValueError` if other samples would be trained from here."""
         if start.last is None or batch is None or self.varies:
             return
-        if not sketches.are_alike(start.last, sketches.sketch(batch)):
-            raise ValueError(
-                "The data is another than when the checkpoint was saved: batch "
-                f"{start.drawn}, the last one that had been trained, has other "
-                "samples now. Its files or the program that reads them have "
-                "changed, this process has used it before, or it draws random "
-                f"numbers without a seed. {_WHAT_TO_DO}"
-            )
+        gap = sketches.gap(start.last, sketches.sketch(batch))
+        if gap <= sketches.SMALL:
+            return
+        error = ValueError(
+            "The data is another than when the checkpoint was saved: batch "
+            f"{start.drawn}, the last one that had been trained, has "
+            f"{'other samples' if gap > 1 else 'slightly other values'} now. "
+            "Its files or the program that reads them have changed, this "
+            "process has used it before, or it draws numbers without a seed. "
+            f"{_WHAT_TO_DO}"
+        )
+        if gap > 1:
+            raise error
+        self._warn(f"{error} Another processor may round pixels otherwise.")

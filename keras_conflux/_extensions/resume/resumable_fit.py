@@ -17,6 +17,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
+from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import varying_data
@@ -92,10 +93,9 @@ class ResumableFit(keras.callbacks.CallbackList):
         self._epoch = 0
         self._ended = 0
         """How many steps of this epoch have ended."""
+        start = None if saved is None else _place(saved)
         self.position = InputPosition(
-            None if saved is None else _place(saved),
-            validation,
-            is_part=parts > 1,
+            start, validation, parts > 1, self._warn_or_raise
         )
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -162,7 +162,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         found = {
             "data": varying_data.causes(
                 private_state.dataset_of(position.iterator),
-                private_state.py_dataset_of(position.iterator),
+                private_state.py_dataset_of(position.iterator)
+                or data_state.used_before(self._data_given[0]),
             ),
             "validation data": varying_data.causes(
                 position.validation.dataset,

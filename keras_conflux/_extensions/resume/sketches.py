@@ -18,6 +18,8 @@ _SUMS = 8
 _SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], [2 * _ENTRIES, _SUMS])
 _OF_DEVIATION, _OF_MEAN = 5e-2, 1e-4
 """The changes by roundings, by entry: pixels by one, for example."""
+SMALL = 1e-3
+"""A gap, as of floats that are computed in another order."""
 
 
 def sketch(batch: Tree) -> np.ndarray:
@@ -27,12 +29,14 @@ def sketch(batch: Tree) -> np.ndarray:
     return np.array(rows).reshape(len(rows), _SUMS + 1)
 
 
-def are_alike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two sketches are of the same batch."""
+def gap(one: np.ndarray, other: np.ndarray) -> float:
+    """Returns how far two sketches differ, as a share of their tolerance."""
     if one.shape != other.shape:
-        return False
+        return np.inf
     gaps = np.abs(one[:, :_SUMS] - other[:, :_SUMS])
-    return bool(np.all(gaps <= one[:, _SUMS:]))
+    with np.errstate(divide="ignore"):
+        shares = np.divide(gaps, one[:, _SUMS:], where=gaps > 0, out=gaps)
+    return shares.max(initial=0)
 
 
 def _row(tensor: Any) -> np.ndarray:

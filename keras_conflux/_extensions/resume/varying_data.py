@@ -38,8 +38,8 @@ def causes(dataset: Any, source: Any = None, anew: bool = False) -> list[str]:
         ] = None
     if isinstance(source, types.GeneratorType):
         found[
-            "it is a generator, which goes on where former evaluations, which "
-            "draw ahead, have left it"
+            "it is a generator, which goes on where former calls, which draw "
+            "ahead, have left it (give each call of `fit` one of its own)"
         ] = None
     return list(found)
 

@@ -83,8 +83,7 @@ class ReplicaStep:
     def on_replica(self, *given: Any) -> Tree:
         """Runs a replica's step, in turns if there are several; see `_trace`.
 
-        Traced once per replica, in replica order. Replicas of a compiled step
-        may share the trace of replica 0.
+        Traced once per replica, in replica order, or once for all by XLA.
         """
         if self.turns == 1:
             return self._trace(*given)

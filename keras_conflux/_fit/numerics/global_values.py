@@ -73,16 +73,13 @@ def _own_gradient(
     found = rewriting.own_gradient(operation, stand_ins)
     if found is None:
         raise NotDerivable(operation.name)
-    given = dict(known)
-    for stand_in, each in zip(stand_ins, upstream, strict=True):
-        given[id(stand_in)] = each
+    given = known | dict(zip(map(id, stand_ins), upstream, strict=True))
     derivations = [
         None if each is None else derivation_of(each, step.kinds, given)
         for each in found
     ]
-    sources: dict[int, tf.Tensor] = {}
-    for each in derivations:
-        sources.update({} if each is None else each.sources)
+    present = [each.sources for each in derivations if each is not None]
+    sources = {key: x for each in present for key, x in each.items()}
     given.update(reduced_by_role(sources, step))
     return [
         None if each is None else recomputed(each, given, step)

@@ -182,9 +182,8 @@ def _marked(
         if found is None and output.shape.as_list() == [None, None]:
             return output  # it may be a matrix that compares each with each
         if found is None or _is_mixed(known):
-            own = output
-            if replica_collectives().count > 1:
-                own = _own(output, step)
+            several = replica_collectives().count > 1
+            own = _own(output, step) if several else output
             if own is not output:
                 keras_models.copy_mask(output, own)
                 return own
@@ -285,9 +284,7 @@ def _may_be_rows(output: tf.Tensor, kind: Kind) -> bool:
         return False
     if kind.role is Role.ROWS:
         return kind.depends_on_other_samples and kind.axis == 0
-    if output.shape[0] is not None:
-        return False
-    return kind.role in (Role.OPAQUE, Role.DERIVED)
+    return output.shape[0] is None and kind.role in (Role.OPAQUE, Role.DERIVED)
 
 
 def merge_call(

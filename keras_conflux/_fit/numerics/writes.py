@@ -283,19 +283,16 @@ class Writes(Exit):
             tf.where(fraction > 0, weight.value - old, 0)
             for weight, old in zip(added, before, strict=True)
         ]
-        totals = replica_collectives().all_reduce("sum", changes)
-        for weight, old, total in zip(added, before, totals, strict=True):
-            weight.assign(old + total)
-        means = replica_collectives().weighted_sum(
-            [w.value for w in floats], fraction
-        )
+        this = replica_collectives()
+        totals = map(tf.add, before, this.all_reduce("sum", changes))
+        means = this.weighted_sum([w.value for w in floats], fraction)
         with tensorflow_tracing.of_rank():
             is_first = late_writes.has_first(self.step)
-        firsts = replica_collectives().broadcast_of(
-            [w.value for w in others], is_first
-        )
-        found = zip([*floats, *others], [*means, *firsts], strict=True)
-        for weight, value in found:
+        firsts = this.broadcast_of([w.value for w in others], is_first)
+        found = [*totals, *means, *firsts]
+        for weight, value in zip(
+            [*added, *floats, *others], found, strict=True
+        ):
             weight.assign(value)
 
 
