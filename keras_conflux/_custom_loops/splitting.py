@@ -1,5 +1,6 @@
 """Splits batches over devices, and data sets over workers."""
 
+import functools
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -144,11 +145,9 @@ def distribute(
     what = "a number of batches, or 0 to move each when it is asked for"
     arguments.assert_count("ahead", ahead, what, least=0)
     chosen = _devices(devices)
+    parts = functools.partial(_split, devices=chosen, at_once=ahead > 0)
 
     def ready(source: Iterable[Any]) -> Iterator[Any]:
-        def parts(batch: Tree) -> Any:
-            return _split(batch, chosen, at_once=ahead > 0)
-
         return run_ahead(source, parts, ahead) if ahead else map(parts, source)
 
     return Batches(dataset, ready)

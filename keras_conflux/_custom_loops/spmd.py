@@ -337,8 +337,7 @@ class _Compiled:
     def _run(self, key: Any, parts: list[Tree], given: Given) -> Replicas[Any]:
         """Traces the program if it has to be, and runs it when all agree."""
         what = f"call {self._calls} of {self._name}"
-        sums = [each.checksum for each in given.split]
-        if any(sums):
+        if any(sums := [each.checksum for each in given.split]):
             what += f" with the checksums {sums}"
         arguments = parts, given.kinds
         if not tensorflow_tracing.may_run_in_another_thread():

@@ -275,7 +275,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         with pytest.raises(ValueError, match=words):
             linear(resume, optimizer=other, epochs=3)
     other = {"x": X, "y": Y, "batch_size": 2}
-    with pytest.raises(ValueError, match="data like this"):
+    with pytest.raises(ValueError, match="their number in an epoch, "):
         linear(resume, data=other, epochs=3)
     with pytest.raises(ValueError, match="with the callbacks"):
         linear(resume, keras.callbacks.LambdaCallback(), epochs=3)
