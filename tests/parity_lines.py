@@ -290,7 +290,7 @@ LINES: dict[str, Callable[[], object]] = {
     "a container with length, iteration, index, devices and a short repr": (
         lambda: (
             (*(it := two(1, 2)), len(it), it[1], it.devices, str(it))
-            == (1, 2, 2, 2, TWO, "Replicas:{\n  0: 1,\n  1: 2\n}")
+            == (1, 2, 2, 2, TWO, f"Replicas of 1, 2 on {', '.join(TWO)}")
         )
     ),
     "index by device": lambda: two(1, 2)[LAST] == 2,

@@ -797,6 +797,15 @@ def what_steps_make_is_saved(directory):
         kc.unreplicate(model)
 
 
+def the_same_rows_in_all_processes_are_named(directory):
+    model = kc.replicate(dense(), data="local")
+    with pytest.warns(kc.ConfluxWarning, match="bring the same rows"):
+        model.fit(X, Y, batch_size=16, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
+        model.fit(kc.shard(X), kc.shard(Y), batch_size=16, verbose=0)
+
+
 def a_model_without_replicas_is_named(directory):
     with pytest.warns(kc.ConfluxWarning, match="trains a model of its own"):
         dense().fit(X, Y, verbose=0)
@@ -1085,6 +1094,15 @@ def plain_variables_are_warned_of(directory):
         told = any("`tf.Variable`" in str(each.message) for each in caught)
         assert told == (sets_samples or len(kc.devices()) > 1)
 
+        def step(x, mine=mine, counts=not sets_samples):
+            mine.assign_add(1 if counts else tf.reduce_mean(x))
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            kc.withdevices(step)(kc.split(X[:16]))
+        told = any("of which a process has one" in str(x) for x in caught)
+        assert told == (sets_samples or len(kc.devices()) > 1)
+
 
 def weights_travel_in_parts(directory):
     """Each process begins with others, of sizes that parts do not divide."""
@@ -1176,6 +1194,7 @@ CHECKS = {
         parts_of_data,
         trainings_are_resumed,
         plain_variables_are_warned_of,
+        the_same_rows_in_all_processes_are_named,
         a_model_without_replicas_is_named,
         what_steps_make_is_saved,
         sigterm_ends_them,

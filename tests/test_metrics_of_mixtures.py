@@ -84,6 +84,13 @@ class Weighted(Mixing):
         return x, y, tf.abs(data[0][:, 0])
 
 
+class Unexplained(keras.metrics.R2Score):
+    """The share that R2 takes from 1, before roundings of 1 hide it."""
+
+    def result(self):
+        return 1 - super().result()
+
+
 METRICS = {
     "accuracy": lambda: "accuracy",
     "mae": lambda: "mae",
@@ -92,7 +99,7 @@ METRICS = {
         thresholds=[0.1, 0.3], name="m"
     ),
     "F1": lambda: keras.metrics.F1Score(threshold=0.3, name="m"),
-    "R2": lambda: keras.metrics.R2Score(name="m"),
+    "R2": lambda: Unexplained(name="m"),
     "MeanIoU": lambda: keras.metrics.OneHotMeanIoU(4, name="m"),
     "sensitivity": lambda: keras.metrics.SensitivityAtSpecificity(
         0.5, name="m"

@@ -307,7 +307,7 @@ def test_a_step_of_a_loop_warns_of_what_its_replicas_share(kind):
     step = kc.withdevices(lambda x: shared.assign_add(x), devices=2)
     with pytest.warns(
         kc.ConfluxWarning,
-        match="share the variable 'mine:0'.* `keras_conflux.replicate.metric.`",
+        match="writes 'mine:0'.* has one. .* `keras_conflux.replicate.metric.`",
     ) as caught:
         list(map(step, (1.0, 2)))  # which is traced anew
     assert len(caught) == 1

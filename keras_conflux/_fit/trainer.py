@@ -233,10 +233,9 @@ def make_predict_function(
     promotion.promote_new_state(model, strategy)
     function = model.predict_function
     if function is None or force or _is_outdated(function, model):
-        model.predict_function = train_function.make_predict_function(
-            model, strategy
-        )
-    return model.predict_function
+        function = train_function.make_predict_function(model, strategy)
+        model.predict_function = function
+    return function
 
 
 def metrics_or_logs(original: Callable, model: Any, logs: Any) -> Any:
@@ -249,9 +248,8 @@ def metrics_or_logs(original: Callable, model: Any, logs: Any) -> Any:
 
 def _is_outdated(function: Any, model: keras.Model) -> bool:
     """Whether a function of a model has to be made anew."""
-    return traced_functions.is_stale(
-        function
-    ) or train_function.is_of_other_mode(function, model)
+    is_stale = traced_functions.is_stale(function)
+    return is_stale or train_function.is_of_other_mode(function, model)
 
 
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:

@@ -192,6 +192,12 @@ class Replicas(per_replica.PerReplica, Generic[T_co]):
         shown = parts[:1] if len(set(parts)) == 1 else parts
         return f"Replicas of {', '.join(shown)} on {', '.join(self.devices)}"
 
+    def __str__(self) -> str:  # which Keras shows of data it cannot take
+        leaves = trees.flatten(self._values[0])
+        is_batch = any(getattr(x, "ndim", 0) for x in leaves)
+        use = ", for a function of `keras_conflux.withdevices`"
+        return repr(self) + use * is_batch
+
     def __getattr__(self, name: str) -> NoReturn:
         is_of_arrays = name == "numpy" or hasattr(np.ndarray, name)
         hint = f" {_HINT}" if is_of_arrays and name[0] != "_" else ""
@@ -235,11 +241,9 @@ def _short(tree: Any) -> str:
     (leaf,) = leaves
     if not hasattr(leaf, "shape"):
         return repr(leaf)
-    is_known = isinstance(leaf, np.generic | np.ndarray) or (
-        isinstance(leaf, tf.Tensor) and hasattr(leaf, "numpy")
-    )
-    if not is_known or leaf.shape != ():
+    is_known = isinstance(leaf, np.generic | np.ndarray | tf.Tensor)
+    if not is_known or tf.is_symbolic_tensor(leaf) or leaf.shape != ():
         return trees.describe(leaf)
     if tf.as_dtype(leaf.dtype).is_floating:
         return format(float(leaf), ".6g")
-    return str(leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf)
+    return str(np.asarray(leaf)[()])

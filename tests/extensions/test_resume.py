@@ -563,6 +563,14 @@ def test_each_training_of_a_process_has_a_directory(tmp_path):
     linear(kc.Resume(tmp_path / "r"), epochs=1)
 
 
+def test_fewer_epochs_than_were_trained_are_refused(tmp_path):
+    with pytest.raises(Killed):
+        linear(kc.Resume(tmp_path, every=1), Kill(STEPS + 3), epochs=3)
+    with pytest.raises(ValueError, match=r"epoch 1, step \d.* of 1 epochs"):
+        linear(kc.Resume(tmp_path), Kill(), epochs=1)
+    linear(kc.Resume(tmp_path), Kill(), epochs=3)
+
+
 def test_two_trainings_do_not_share_a_directory(tmp_path):
     class Second(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

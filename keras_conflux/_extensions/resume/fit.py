@@ -113,13 +113,13 @@ def _saved(
     fingerprint.assert_as_many_parts(saved, parts)
     epoch, step = saved.state["epoch"], saved.state["step"]
     over = saved.is_over(given["epochs"])
-    if resume.directory in ended_here and (over or given["initial_epoch"]):
+    ended = resume.directory in ended_here and (over or given["initial_epoch"])
+    if ended or (epoch, step) > (given["epochs"], 0):
         raise ValueError(
-            "A training of this process has ended in the directory of this "
-            f"`Resume`, {str(resume.directory)!r}, so this one would go on "
-            f"after its {epoch} epochs, with its optimizer, instead of "
-            "training anew. Give each call of `fit` a directory of its own, "
-            "such as one for each phase or fold."
+            f"The training in {str(resume.directory)!r} is at epoch {epoch}, "
+            f"step {step}, and this `fit` of {given['epochs']} epochs would go "
+            "on from there. Ask for more epochs, or give each call of `fit` a "
+            "directory of its own, as for each fold."
         )
     resume.resumed_at = epoch, step
     for each in callbacks:

@@ -27,6 +27,7 @@ from keras_conflux._common import rows
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._fit.input import host_to_device
 from keras_conflux._fit.input import specs
@@ -63,22 +64,31 @@ class LocalSharder(BatchSharder):
         self._latest_kind = 0
         """Its kind, the same in all processes."""
 
-    def _checksum(self, batches: list[Tree]) -> int:
-        return 0  # each process has other batches
-
     def join(self, batches: list[Batch], spec: Tree = None) -> list[Batch]:
         """See `BatchSharder`."""
         with errors_reported_to_all(f"a batch of {self._name}"):
             what = f"the next batches of {self._name}"
             mine = self._described(batches)
-            everything = all_gather_json(what, dataclasses.astuple(mine))
-            told = [_Told(*each) for each in everything]
+            sums = [] if self._latest else [each.checksum for each in batches]
+            own = *dataclasses.astuple(mine), sums
+            *everything, all_sums = zip(
+                *all_gather_json(what, own), strict=True
+            )
+            told = [_Told(*each) for each in zip(*everything, strict=True)]
+            if sums and all(each == sums for each in all_sums):
+                warn(
+                    f"{self._name}: all processes bring the same rows, which "
+                    "count once for each. Give each process its share, as by "
+                    "`keras_conflux.shard`."
+                )
             are_alike = told.count(told[0]) == len(told)
             if batches and are_alike and all(told[0].samples):
                 self._latest = batches[-1]
                 self._latest_kind = mine.kinds[-1]
                 return [
-                    dataclasses.replace(each, sizes=each.sizes * len(told))
+                    dataclasses.replace(
+                        each, sizes=each.sizes * len(told), checksum=0
+                    )
                     for each in batches
                 ]
             singles = itertools.chain.from_iterable(batches)
@@ -136,7 +146,7 @@ class LocalSharder(BatchSharder):
         ]
         sizes = tuple(end - begin for begin, end in limits)
         assert self._latest is not None
-        joined = dataclasses.replace(self._latest, sizes=sizes)
+        joined = dataclasses.replace(self._latest, sizes=sizes, checksum=0)
         # A program that is traced for a number of samples takes it for granted.
         return joined if len(set(sizes)) == 1 else joined.opened()
 

@@ -141,10 +141,7 @@ def _share_of_change(
         change, kind = global_values([change], step)[0], EQUAL
     if kind == EQUAL:
         with tensorflow_tracing.of_rank():
-            here = has_first(step)
-            if here is True:
-                return tf.identity(change)
-            return tf.where(here, change, 0)
+            return tf.where(has_first(step), change, 0)
     if kind.role is Role.MEAN and change.dtype.is_floating:
         return change * tf.cast(step.batch_fraction, change.dtype)
     return change

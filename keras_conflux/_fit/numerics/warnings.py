@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras import losses
 
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._common.user_warnings import warn
@@ -26,17 +27,8 @@ from keras_conflux._replication.steps import Step
 from keras_conflux._replication.steps import UserReductions
 from keras_conflux._replication.strategy import is_replicated
 
-_UNKNOWN = (
-    keras.layers.Lambda,
-    keras.losses.Circle,
-    keras.losses.Dice,
-    keras.losses.Tversky,
-)
-_UNKNOWN_FUNCTIONS = (
-    keras.losses.circle,
-    keras.losses.dice,
-    keras.losses.tversky,
-)
+_UNKNOWN = keras.layers.Lambda, losses.Circle, losses.Dice, losses.Tversky
+_UNKNOWN_FUNCTIONS = losses.circle, losses.dice, losses.tversky
 
 
 def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
@@ -46,13 +38,13 @@ def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
     """
     reason = str(error).strip().splitlines()[0] if str(error) else repr(error)
     layers = keras_models.all_layers(model)
-    losses = keras.tree.flatten(getattr(model, "loss", None))
+    given = keras.tree.flatten(getattr(model, "loss", None))
     named = {
         **{f"the layer {each.name}": each for each in layers},
         **{f"the metric {each.name}": each for each in model.metrics},
         **{
             f"the loss {getattr(each, '__name__', type(each).__name__)}": each
-            for each in filter(None, map(keras.losses.get, losses))
+            for each in filter(None, map(losses.get, given))
         },
     }
     found = [name for name, part in named.items() if not _is_known(part)]
@@ -204,15 +196,17 @@ def _is_right_in_loop(
     if state.is_sum(variable):
         _note_sums(variable, found, callers, UserReductions.of(step))
         return all(map(late_writes.adds, found))
-    if not isinstance(variable, tf.distribute.DistributedValues):
-        own = map(state.backing, UserReductions.of(step).own)
-        alone |= any(each is variable for each in own)
-        return alone or any(x.type.startswith("Rng") for x in found)
-    if not state.is_mirrored(variable) or "local gradients" in step.warned:
-        return True
     given = [x for write in found[-1:] for x in write.inputs]
     values = [x for x in given if x.dtype != tf.resource]
-    return not UserReductions.of(step).are_missing(values, callers)
+    reductions = UserReductions.of(step)
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        is_own = any(state.backing(each) is variable for each in reductions.own)
+        made_of = walks.walked(values, walks.made_past(effects.waits, callers))
+        alone &= {*map(id, reductions.own)}.isdisjoint(map(id, made_of))
+        return is_own or alone or any(x.type.startswith("Rng") for x in found)
+    if not state.is_mirrored(variable) or "local gradients" in step.warned:
+        return True
+    return not reductions.are_missing(values, callers)
 
 
 def _note_sums(
@@ -273,7 +267,7 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
         )
     else:
         tell(
-            f"the replicas share the variable {described}, and each writes it. "
+            f"each replica writes {described}, of which a process has one. "
             "Make it in the strategy's scope, as by "
             "`keras_conflux.replicate(lambda: tf.Variable(...))`. Of a metric "
             "or a seed generator, write `keras_conflux.replicate(metric)`."
