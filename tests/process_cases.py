@@ -807,8 +807,21 @@ def the_same_rows_in_all_processes_are_named(directory):
 
 
 def a_model_without_replicas_is_named(directory):
+    model = dense()
     with pytest.warns(kc.ConfluxWarning, match="trains a model of its own"):
-        dense().fit(X, Y, verbose=0)
+        model.fit(X, Y, verbose=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kc.ConfluxWarning)
+        model.save(directory / f"of-{kc.process_index()}.keras")
+    told = [str(x.message) for x in caught if "write the same" in str(x)]
+    assert len(told) == min(kc.process_index(), 1)
+    kc.replicate(model)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(X))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    with pytest.warns(kc.ConfluxWarning, match="one device computes"):
+        model.optimizer.apply(gradients, model.trainable_variables)
+    kc.assert_in_sync(model)
 
 
 def means_over_samples_are_not_warned_of(directory):

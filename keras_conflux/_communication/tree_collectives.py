@@ -181,18 +181,12 @@ class ReplicaCollectives:
     ) -> list[tf.Tensor]:
         """Joins parts. See `Communicator.all_gather`."""
         self._assert_same_call("all-gather of parts", parts)
+        own = self._index, self._rank_as_tensor, self._in_xla
         whole: list[tf.Tensor] = []
         for group in neighbours(
             parts, lambda part: length(part) * self.count, GATHERED_TOGETHER
         ):
-            whole += self._communicator.all_gather(
-                group,
-                self._index,
-                self._rank_as_tensor,
-                self._in_xla,
-                after,
-                again,
-            )
+            whole += self._communicator.all_gather(group, *own, after, again)
         return whole
 
     def all_gather(

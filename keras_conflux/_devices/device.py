@@ -263,7 +263,7 @@ def _make_logical_cpus(count: int) -> None:
             f"{count} logical CPU devices are needed and {len(made)} "
             "exist, but TensorFlow has started, after which no more can be "
             f"made. Call `keras_conflux.devices({count})` at the start of the "
-            "program, before any model or tensor is made."
+            "program, before `initialize` and any model or tensor."
         ) from error
     _make_threads_for(count)
 

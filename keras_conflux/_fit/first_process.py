@@ -14,6 +14,7 @@ from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.contexts import Setting
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.calls import runs_users_code
@@ -34,11 +35,16 @@ def save(original: Callable, saver: Any, *args: Any, **kwargs: Any) -> Any:
     """Saves a model, or a callback's, in the first process; others wait."""
     is_callback = isinstance(saver, keras.callbacks.Callback)
     model: Any = saver.model if is_callback else saver
-    if (process_count() == 1 or _alone.get()) or not (
-        is_callback or state.replicated_by(state.variables_of(model))
-    ):
-        return original(saver, *args, **kwargs)
     what = f"{original.__name__} of {model.name}"
+    is_ours = is_callback or state.replicated_by(state.variables_of(model))
+    if process_count() == 1 or _alone.get() or not is_ours:
+        if process_index() > 0 and not is_ours:
+            warn(
+                f"{what}: this is process {process_index()}, and the model is "
+                "not replicated. If others write the same file, it breaks: "
+                "save under `if keras_conflux.process_index() == 0:`."
+            )
+        return original(saver, *args, **kwargs)
     result = None
     with errors_reported_to_all(what):
         assert_same_place(what)

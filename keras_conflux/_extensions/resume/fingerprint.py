@@ -54,14 +54,19 @@ def own_part(saved: Saved) -> dict[str, Any]:
 def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
     """Raises if a checkpoint was saved with other data than `of_data`'s."""
     there = own_part(saved)["data"]
-    pairs = zip(there["data"], here["data"], strict=True)
-    changed = [f"{was!r} is now {now!r}" for was, now in pairs if was != now]
+    names = "kind of data", "shapes of batches", "batches in an epoch"
+    changed = [
+        f"{name}: {was!r}, now {now!r}"
+        for name, was, now in zip(
+            names, there["data"], here["data"], strict=True
+        )
+        if was != now
+    ]
     if changed:
         raise ValueError(
             f"The checkpoint {saved.path} belongs to another training, or to "
-            "another batch size. Of the kind of data, the shapes of batches "
-            f"and their number in an epoch, {', '.join(changed)}. Train with "
-            "the former, or use another directory."
+            f"another batch size ({'; '.join(changed)}). Train with the "
+            "former, or use another directory."
         )
     steps, step = here["steps_per_execution"], saved.state["step"]
     if steps != there["steps_per_execution"] and step % steps:

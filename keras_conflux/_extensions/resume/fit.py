@@ -117,8 +117,8 @@ def _saved(
     if ended or (epoch, step) > (given["epochs"], 0):
         raise ValueError(
             f"The training in {str(resume.directory)!r} is at epoch {epoch}, "
-            f"step {step}, and this `fit` of {given['epochs']} epochs would go "
-            "on from there. Ask for more epochs, or give each call of `fit` a "
+            f"step {step}, so this `fit` of {given['epochs']} epochs would not "
+            "train anew. Ask for more epochs, or give each call of `fit` a "
             "directory of its own, as for each fold."
         )
     resume.resumed_at = epoch, step

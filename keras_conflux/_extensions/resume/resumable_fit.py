@@ -113,10 +113,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         self._data = fingerprint.of_data(iterator)
         # Keras finds out that other data has ended when it tries the next step.
         # A state taken before that one is then none to go on from.
-        self._is_certain = (
-            iterator.num_batches is not None
-            and iterator.steps_per_epoch is None
-        )
+        known = iterator.num_batches is not None
+        self._is_certain = known and iterator.steps_per_epoch is None
         self._compiled = fingerprint.of_compile(self._trained)
         if self._saved is None:
             self._name_what_is_not_built()

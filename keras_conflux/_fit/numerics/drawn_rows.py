@@ -79,12 +79,8 @@ class DrawnRows:
     def taken(self, drawn: tf.Tensor) -> tf.Tensor:
         """Takes them out of one device's draw."""
         parts = []
-        for begin, end, shape in zip(
-            self._begins(),
-            self._ends(self.lengths),
-            self._shapes(),
-            strict=True,
-        ):
+        blocks = self._begins(), self._ends(self.lengths), self._shapes()
+        for begin, end, shape in zip(*blocks, strict=True):
             # One without samples runs on a copy of the last sample.
             last = tf.cast(end, tf.int32) - shape[self.axis]
             begin = tf.minimum(tf.cast(begin, tf.int32), last)

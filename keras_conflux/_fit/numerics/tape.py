@@ -301,11 +301,9 @@ def _reduced(
             if kind.divided:  # one device divides by another number
                 kind = DERIVED
             step.kinds.mark(one, _DUAL.get(kind.role, kind))
-    variables = [sources[i] for i in shared]
-    _refuse_tangents([found[i] for i in shared], step)
-    total = Gradients.of(step).reduced(
-        targets, [found[i] for i in shared], variables
-    )
+    own, variables = ([x[i] for i in shared] for x in (found, sources))
+    _refuse_tangents(own, step)
+    total = Gradients.of(step).reduced(targets, own, variables)
     for i, each in zip(shared, total, strict=True):
         found[i] = each
     return found

@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
-from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.contexts import having
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.notices import tell
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
@@ -330,11 +330,13 @@ def _outside(
     functions = _outside_functions.setdefault(optimizer, {})
     key = strategy, tuple(map(id, given or ()))
     if key not in functions:
-        if strategy.communicator.size > 1 and process_index() == 0:
-            tell(
+        if strategy.communicator.size > 1:
+            say = warn if process_count() > 1 else tell
+            say(
                 f"{optimizer.name}: in a loop outside of steps one device "
-                "computes the gradients. To use all, decorate the loop's step "
-                "with `keras_conflux.withdevices`."
+                "computes the gradients, which all processes need of the same "
+                "data. To use all devices, decorate the loop's step with "
+                "`keras_conflux.withdevices`."
             )
         with strategy.scope():
             _make_variables(optimizer, given)
