@@ -33,6 +33,8 @@ _LENGTH = 256
 """How many bytes of what a process is about to do an error shows."""
 _GROUP = (1 << 20) - 1
 """The group key of the processes, below the devices' keys."""
+_BATCHES = re.compile(r", of \(samples| with the checksums")
+"""Where a text goes on to the batches of a call."""
 _IN_TURN = 4
 """How many keys take turns. No process is two collectives ahead of another."""
 _SIZES = 8_388_593
@@ -185,10 +187,8 @@ def _mismatch(texts: list[bytes]) -> ConfluxError:
     """Returns an error that lists the actions of processes."""
     actions = [x.split(b"\n")[0].decode(errors="replace") for x in texts]
     listed = "; ".join(f"process {i}: {each}" for i, each in enumerate(actions))
-    if (
-        len({re.split(" with the checks|, of .samples", x)[0] for x in actions})
-        == 1
-    ):
+    calls = {_BATCHES.split(action)[0] for action in actions}
+    if len(calls) == 1:
         error = ReplicaMismatchError(
             f"The processes have drawn different batches: {listed}. Give "
             "shuffles the same seed, and sort lists of files. A loop with "

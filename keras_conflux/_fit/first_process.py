@@ -35,10 +35,11 @@ def save(original: Callable, saver: Any, *args: Any, **kwargs: Any) -> Any:
     """Saves a model, or a callback's, in the first process; others wait."""
     is_callback = isinstance(saver, keras.callbacks.Callback)
     model: Any = saver.model if is_callback else saver
+    if process_count() == 1 or _alone.get():
+        return original(saver, *args, **kwargs)
     what = f"{original.__name__} of {model.name}"
-    is_ours = is_callback or state.replicated_by(state.variables_of(model))
-    if process_count() == 1 or _alone.get() or not is_ours:
-        if process_index() > 0 and not is_ours:
+    if not is_callback and not state.replicated_by(state.variables_of(model)):
+        if process_index() > 0:
             warn(
                 f"{what}: this is process {process_index()}, and the model is "
                 "not replicated. If others write the same file, it breaks: "

@@ -875,7 +875,7 @@ def test_children_are_no_trainings(tmp_path):
     linear(kc.Resume(tmp_path), forking, epochs=1)
     try:
         assert os.WTERMSIG(forking.status) == signal.SIGTERM
-        with pytest.raises(ValueError, match="would not train anew"):  # no other has it
+        with pytest.raises(ValueError, match="not train anew"):  # by no other
             linear(kc.Resume(tmp_path), forking, epochs=1)
     finally:
         os.kill(forking.left, signal.SIGKILL)

@@ -55,11 +55,10 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
     """Raises if a checkpoint was saved with other data than `of_data`'s."""
     there = own_part(saved)["data"]
     names = "kind of data", "shapes of batches", "batches in an epoch"
+    pairs = zip(names, there["data"], here["data"], strict=True)
     changed = [
         f"{name}: {was!r}, now {now!r}"
-        for name, was, now in zip(
-            names, there["data"], here["data"], strict=True
-        )
+        for name, was, now in pairs
         if was != now
     ]
     if changed:

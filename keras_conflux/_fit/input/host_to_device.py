@@ -169,8 +169,7 @@ def _shard(
                 cut = [rows.shard_of(x, index, count, True) for x in leaves]
                 joined = tf.stack(cut) if stack else cut[0]
             with tf.device(device):
-                shard.append(
-                    tf.identity(joined) if is_dense(joined) else joined
-                )
+                here = tf.identity(joined) if is_dense(joined) else joined
+                shard.append(here)
         shards.append(shard)
     return shards
