@@ -804,6 +804,7 @@ def the_same_rows_in_all_processes_are_named(directory):
     with warnings.catch_warnings():
         warnings.simplefilter("error", kc.ConfluxWarning)
         model.fit(kc.shard(X), kc.shard(Y), batch_size=16, verbose=0)
+        model.predict(X, verbose=0)
 
 
 def a_model_without_replicas_is_named(directory):

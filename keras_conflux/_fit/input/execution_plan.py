@@ -100,7 +100,8 @@ class ExecutionPlan:
         if self.eager:
             return WholeBatchSharder(self.strategy)
         if self.is_local:
-            return LocalSharder(self.strategy, self.compiled, self.name)
+            given = self.strategy, self.compiled, self.name
+            return LocalSharder(*given, self.drawn_by_keras)
         # One device is given such batches one by one, and sees their shapes.
         return BatchSharder(
             self.strategy, self.compiled, self.drawn_by_keras, self.turns
