@@ -232,11 +232,17 @@ class _Noted:
         self.constants: list[Any] = []
         """Of each replica that returns what all may have alike, else `None`."""
 
-    @property
+    @functools.cached_property
+    def returns_alike(self) -> bool:
+        """Whether all replicas return the same."""
+        first, *others = self.constants
+        return first is not None and all(each == first for each in others)
+
+    @functools.cached_property
     def count_alike(self) -> bool:
         """Whether a mean has no weight, or the same number in each replica."""
-        numbers = [each.numbers for each in self.means]
-        alike = len(numbers) > 1 and numbers[0] and _are_equal(numbers)
+        numbers = {tuple(each.numbers) for each in self.means}
+        alike = len(self.means) > 1 and len(numbers) == 1 and numbers != {()}
         if alike and not all(each.are_rows for each in self.means):
             return True
         return any(each.are_of_parts for each in self.means)
@@ -370,8 +376,7 @@ class _Compiled:
             if self._is_compiled:
                 lost_values.after(error, program)
             raise
-        constants = self._noted.constants
-        if constants[0] is not None and _are_equal(constants):
+        if self._noted.returns_alike:
             results.kind = "reduced"
         return results
 
@@ -419,7 +424,7 @@ class _Compiled:
             given = zip(keras.tree.flatten(program.inputs), kinds, strict=True)
             equal = {id(x) for x, k in given if k in ("shared", "reduced")}
             branches.refuse_unequal(self._name, program.operations, equal)
-            made_of = self._note_results(step, noted, output)
+            made_of = self._note_made(step, noted, output)
             if index == 0:
                 step.graph = program.graph
                 if self._is_users:
@@ -433,9 +438,7 @@ class _Compiled:
             output = self._watchdog.mark_end(index, output)
         noted.outputs[index] = output
 
-    def _note_results(
-        self, step: steps.Step, noted: _Noted, output: Tree
-    ) -> Any:
+    def _note_made(self, step: steps.Step, noted: _Noted, output: Tree) -> Any:
         """Notes if all replicas return the same. Tells of what that is made."""
         leaves = trees.present(output)
         found = steps.symbolic(leaves)
@@ -485,10 +488,6 @@ class _Compiled:
                 f"of {self._name}, run by withdevices."
             )
         return error
-
-
-def _are_equal(values: list[Any]) -> bool:
-    return all(each == values[0] for each in values)
 
 
 def _name(fn: Callable[..., Any]) -> str:

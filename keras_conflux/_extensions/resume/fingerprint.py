@@ -56,11 +56,7 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
     there = own_part(saved)["data"]
     names = "kind of data", "shapes of batches", "batches in an epoch"
     pairs = zip(names, there["data"], here["data"], strict=True)
-    changed = [
-        f"{name}: {was!r}, now {now!r}"
-        for name, was, now in pairs
-        if was != now
-    ]
+    changed = [f"{name}: {a!r}, now {b!r}" for name, a, b in pairs if a != b]
     if changed:
         raise ValueError(
             f"The checkpoint {saved.path} belongs to another training, or to "

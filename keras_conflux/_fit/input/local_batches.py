@@ -32,6 +32,7 @@ from keras_conflux._compat import keras_iterators
 from keras_conflux._fit.input import host_to_device
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.input.batch_sharder import BatchSharder
+from keras_conflux._fit.input.batch_sharder import checksum
 from keras_conflux._fit.input.device_batches import Batch
 from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -64,18 +65,20 @@ class LocalSharder(BatchSharder):
         self._latest_kind = 0
         """Its kind, the same in all processes."""
 
+    def _checksum(self, batches: list[Tree]) -> int:
+        return 0  # each process has other batches
+
     def join(self, batches: list[Batch], spec: Tree = None) -> list[Batch]:
         """See `BatchSharder`."""
         with errors_reported_to_all(f"a batch of {self._name}"):
             what = f"the next batches of {self._name}"
             mine = self._described(batches)
             is_known = self._latest or self._quiet
-            sums = [] if is_known else [each.checksum for each in batches]
+            sums = [] if is_known else [checksum([x.shards]) for x in batches]
             own = *dataclasses.astuple(mine), sums
             given = all_gather_json(what, own)
-            *everything, all_sums = zip(*given, strict=True)
-            told = [_Told(*each) for each in zip(*everything, strict=True)]
-            if sums and all(each == sums for each in all_sums):
+            told = [_Told(*each) for *each, _ in given]
+            if sums and all(others == sums for *_, others in given):
                 warn(
                     f"{self._name}: all processes bring the same rows, which "
                     "count once for each. Give each process its share, as by "
@@ -86,9 +89,7 @@ class LocalSharder(BatchSharder):
                 self._latest = batches[-1]
                 self._latest_kind = mine.kinds[-1]
                 return [
-                    dataclasses.replace(
-                        each, sizes=each.sizes * len(told), checksum=0
-                    )
+                    dataclasses.replace(each, sizes=each.sizes * len(told))
                     for each in batches
                 ]
             singles = itertools.chain.from_iterable(batches)
@@ -146,7 +147,7 @@ class LocalSharder(BatchSharder):
         ]
         sizes = tuple(end - begin for begin, end in limits)
         assert self._latest is not None
-        joined = dataclasses.replace(self._latest, sizes=sizes, checksum=0)
+        joined = dataclasses.replace(self._latest, sizes=sizes)
         # A program that is traced for a number of samples takes it for granted.
         return joined if len(set(sizes)) == 1 else joined.opened()
 

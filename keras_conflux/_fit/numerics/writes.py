@@ -290,9 +290,8 @@ class Writes(Exit):
             is_first = late_writes.has_first(self.step)
         firsts = this.broadcast_of([w.value for w in others], is_first)
         found = [*totals, *means, *firsts]
-        for weight, value in zip(
-            [*added, *floats, *others], found, strict=True
-        ):
+        weights = [*added, *floats, *others]
+        for weight, value in zip(weights, found, strict=True):
             weight.assign(value)
 
 
