@@ -809,7 +809,10 @@ def the_same_rows_in_all_processes_are_named(directory):
 
 def a_model_without_replicas_is_named(directory):
     model = dense()
-    with pytest.warns(kc.ConfluxWarning, match="trains a model of its own"):
+    with pytest.warns(kc.ConfluxWarning, match="a model of its own"):
+        model.train_on_batch(X, Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
         model.fit(X, Y, verbose=0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", kc.ConfluxWarning)

@@ -25,14 +25,8 @@ from keras_conflux._graphs.effects import effect_of
 from keras_conflux._graphs.effects import is_collective
 
 CODE = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"))
-_IN_ORDER = frozenset(
-    (
-        elementwise.unchanged,
-        layouts.expand_dims,
-        layouts.reshape,
-        layouts.squeeze,
-    )
-)
+_IN_ORDER = {layouts.expand_dims, layouts.reshape, layouts.squeeze}
+_IN_ORDER |= {elementwise.unchanged}
 """Claims of operations that keep their first input's entries in order."""
 
 
@@ -77,14 +71,8 @@ def _keeps_equal(operation: tf.Operation) -> bool:
 
 
 RULES: dict[str, tuple[Rule, ...]] = {
-    **elementwise.RULES,
-    **reductions.RULES,
-    **shapes.RULES,
-    **slices.RULES,
-    **layouts.RULES,
-    **products.RULES,
-    **per_sample.RULES,
-    **drawn.RULES,
+    **(elementwise.RULES | reductions.RULES | shapes.RULES | slices.RULES),
+    **(layouts.RULES | products.RULES | per_sample.RULES | drawn.RULES),
     **control_flow.RULES,
 }
 """The rules for the outputs of operations, by type."""

@@ -24,13 +24,8 @@ from keras_conflux._graphs import bodies
 from keras_conflux._graphs import walks
 
 _TRIALS = (
-    ((2, 3), 1),
-    ((4, 1), 0.1),
-    ((1, 4), 30),
-    ((3, 2), None),
-    ((1, 2), 1),
-    ((1, 1), 3),
-    ((11, 6), 1),
+    *(((2, 3), 1), ((4, 1), 0.1), ((1, 4), 30), ((3, 2), None)),
+    *(((1, 2), 1), ((1, 1), 3), ((11, 6), 1)),
 )
 """The numbers of samples of the parts, and the scale of their values. Positions
 of the best of few samples may all look the same to later operations."""

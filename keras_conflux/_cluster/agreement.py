@@ -189,12 +189,16 @@ def _mismatch(texts: list[bytes]) -> ConfluxError:
     listed = "; ".join(f"process {i}: {each}" for i, each in enumerate(actions))
     calls = {_BATCHES.split(action)[0] for action in actions}
     if len(calls) == 1:
+        way = (
+            'brings its own part, write `replicate(model, data="local")`'
+            if calls.pop().startswith("execution")  # of `fit` and its like
+            else "gives `split` or `distribute` a part that "
+            "`keras_conflux.shard` returns, leave that out"
+        )
         error = ReplicaMismatchError(
-            f"The processes have drawn different batches: {listed}. Give "
-            "shuffles the same seed, and sort lists of files. A loop with "
-            "`split` or `distribute` must not use `keras_conflux.shard`. To "
-            "`fit`, say that each process brings its own part with "
-            '`replicate(model, data="local")`.'
+            f"The processes have drawn different batches: {listed}. If each "
+            f"process {way}. If each has all of the data, give shuffles the "
+            "same seed, and sort lists of files."
         )
         return of_all_processes(error)
     return ReplicaMismatchError(

@@ -469,7 +469,8 @@ class Communicator:
                 "`tf.vectorized_map` (or a Python loop over tensors) of the "
                 "replica's program would wait forever: TensorFlow does not "
                 "match the loops of different replicas. Put the loop around "
-                "the step, or reduce after the loop."
+                "the step, or reduce after the loop. `tape.jacobian` is one, "
+                "too: write `tape.gradient` of each entry of the target."
             )
         if self._present_trace().is_in_turn:
             raise NotImplementedError(

@@ -174,8 +174,6 @@ READ = (
 )
 """The names that are read or called, or on which attributes are set."""
 
-NAMES = (
-    *(x for x in vars(Patched).values() if isinstance(x, ListedName)),
-    *READ,
-)
+_PATCHED = [x for x in vars(Patched).values() if isinstance(x, ListedName)]
+NAMES = (*_PATCHED, *READ)
 """All of them."""

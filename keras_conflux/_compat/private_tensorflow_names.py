@@ -105,12 +105,10 @@ FUNCTION_CALL = Private(
     f"{_FUNCTION}.__call__", None, "_omit_frequent_tracing_warning"
 )
 _DRAWS = f"{_OPS}.gen_stateless_random_ops"
+_DRAWN = "shape, key, counter, alg, dtype, name"
 DRAWS = (
     *(
-        Private(
-            f"{_DRAWS}_v2:stateless_{name}_v2",
-            "shape, key, counter, alg, dtype, name",
-        )
+        Private(f"{_DRAWS}_v2:stateless_{name}_v2", _DRAWN)
         for name in ("random_uniform", "random_normal", "truncated_normal")
     ),
     Private(

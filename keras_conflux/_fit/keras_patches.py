@@ -4,6 +4,8 @@ Each row puts a replacement in front of a method of Keras, which behaves as
 before unless a replicated model, or a replica, is concerned.
 """
 
+import functools
+
 from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat.patching import look_up_late
 from keras_conflux._compat.patching import patch
@@ -74,8 +76,8 @@ PATCHES = (
     (Patched.METRICS_OR_LOGS, trainer.metrics_or_logs),
     (Patched.RESOLVE_AUTO_JIT, trainer.resolve_auto_jit_compile),
     (Patched.FIT, trainer.fit),
-    (Patched.EVALUATE, trainer.run),
-    (Patched.PREDICT, trainer.run),
+    (Patched.EVALUATE, functools.partial(trainer.run, "evaluate")),
+    (Patched.PREDICT, functools.partial(trainer.run, "predict")),
     (Patched.SYMBOLIC_BUILD, trainer.build),
     (Patched.SAVE, first_process.save),
     (Patched.SAVE_WEIGHTS, first_process.save),

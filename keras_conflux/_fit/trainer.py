@@ -14,11 +14,9 @@ import numpy as np
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
-from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import errors
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
-from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
@@ -69,9 +67,9 @@ def resolve_auto_jit_compile(original: Callable, model: Any) -> bool:
     return strategy.communicator.on_gpu and keras_models.supports_jit(model)
 
 
-def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+def fit(*args: Any, **kwargs: Any) -> Any:
     """Runs many steps per execution, if no callback minds."""
-    call = KerasCall(original, model, args, kwargs)
+    call = KerasCall("fit", *args, **kwargs)
     return observers[-1].fit(call, lambda: _fit(call))
 
 
@@ -91,9 +89,9 @@ def _fit(call: KerasCall) -> Any:
     return history
 
 
-def run(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs `evaluate` or `predict`, in its executions."""
-    return _run(KerasCall(original, model, args, kwargs))[1]
+def run(*call: Any, **kwargs: Any) -> Any:
+    """Runs `evaluate` or `predict`, in its executions. See `KerasCall`."""
+    return _run(KerasCall(*call, **kwargs))[1]
 
 
 def _run(call: KerasCall) -> tuple[ExecutionPlan | None, Any]:
@@ -104,11 +102,6 @@ def _run(call: KerasCall) -> tuple[ExecutionPlan | None, Any]:
     model, callbacks, fits = call.model, call.callbacks, call.name == "fit"
     strategy = _strategy(model)
     if strategy is None:
-        if fits and process_count() > 1:
-            warn(
-                f"fit of {model.name}: each process trains a model of its own. "
-                "For one that all train, call `keras_conflux.replicate(model)`."
-            )
         with running(model, call.name):
             return None, call.run()
     added = calls.log_sources_in_words(callbacks) if fits else ""

@@ -184,16 +184,10 @@ def replicate(
         strategy = strategy_for(devices, shard)
     _check_target(target)
     if _is_in_place(target) and not isinstance(target, Replicable):
+        options: Any = {"microbatches": microbatches, "reshuffle": reshuffle}
+        options |= {"shard": shard, "data": data}
         return trees.map_leaves(
-            lambda leaf: replicate(
-                leaf,
-                devices,
-                shard=shard,
-                microbatches=microbatches,
-                data=data,
-                reshuffle=reshuffle,
-            ),
-            target,
+            lambda leaf: replicate(leaf, devices, **options), target
         )
     if isinstance(target, Replicable):
         model_options.choose(target, data, reshuffle, microbatches)

@@ -33,6 +33,7 @@ from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._fit.input.calls import Epoch
+from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.calls import needs_every_batch
 from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
@@ -102,6 +103,20 @@ def test_a_callback_that_wants_every_batch_gets_it(calls):
     assert got.batches == list(range(BATCHES))
     np.testing.assert_allclose(got.losses, expected.losses, rtol=1e-5)
     assert set(calls) == {1}
+
+
+def test_a_wrapper_in_place_of_fit_gets_what_was_given():
+    def wrapper(model, x, **others):
+        return x, others
+
+    own = EveryBatch()
+    call = KerasCall("fit", wrapper, dense("sgd"), X, Y, callbacks=[own])
+    assert call.name == "fit"
+    assert call.callbacks == [own]
+    assert call.arguments["epochs"] == 1
+    x, others = call.run()
+    assert x is X
+    assert others.keys() == {"y", "callbacks"}
 
 
 def test_the_progress_bar_ends_at_the_last_batch(capsys):

@@ -50,6 +50,8 @@ class ReplicaStep:
 
     returns: type[Exit]
     """The way out of its results."""
+    of = "fit or evaluate"
+    """The methods of a model that run it."""
     runs_in_turns = True
     """Whether a replica may run its part of a batch in turns."""
 
@@ -224,6 +226,7 @@ class PredictStep(ReplicaStep):
     """A `predict_step`, whose result is the outputs for the global batch."""
 
     returns = Predictions
+    of = "predict"
     runs_in_turns = False  # without gradients, little is kept
 
     def __init__(self, model: keras.Model, is_local: bool = False) -> None:

@@ -75,7 +75,7 @@ class StepExecutor:
         limit = model.steps_per_execution
         self._xla = XlaProgram(step, plan.strategy, limit)
         self._may_compile = plan.compiled
-        self._name = f"{type(step).__name__} of {model.name}"
+        self._name = f"{step.of} of {model.name}"
         self._calls = 0
         self._is_first = True
         self._needs_sizes: Exception | None = None

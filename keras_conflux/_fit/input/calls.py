@@ -21,13 +21,20 @@ class KerasCall:
     """A call whose arguments are bound, and may be changed before it is run."""
 
     def __init__(
-        self, original: Callable, model: Any, args: tuple, kwargs: dict
+        self,
+        name: str,
+        original: Callable,
+        model: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         self.model = model
-        self.name = original.__name__
+        self.name = name
         self._original = original
+        # A wrapper that somebody has put in place may take any arguments.
+        own = [vars(x)[name] for x in keras.Model.__mro__ if name in vars(x)]
         try:
-            bind = inspect.signature(original).bind
+            bind = inspect.signature(own[-1]).bind
             self._bound = bind(model, *args, **kwargs)
         except TypeError:  # which Keras raises in its own words
             with errors_reported_to_all(f"{self.name} of {model.name}"):
@@ -58,7 +65,16 @@ class KerasCall:
 
     def run(self) -> Any:
         """Calls Keras' method."""
-        return self._original(*self._bound.args, **self._bound.kwargs)
+        # As a user would: a wrapper may look for what is given to it.
+        known = self._bound.signature.parameters
+        others = self.arguments.get("kwargs", {})
+        given = {
+            name: value
+            for name, value in self.arguments.items()
+            if name not in ("self", "kwargs")
+            and value is not known[name].default
+        }
+        return self._original(self.model, **given, **others)
 
 
 class LogSource(keras.callbacks.Callback):
@@ -116,10 +132,8 @@ def _overrides(callback: Any, hook: str) -> bool:
         return getattr(callback, "save_freq", 1) not in ("epoch", False)
     if owner is keras.callbacks.TensorBoard:
         return keras_models.tensorboard_needs_batches(callback)
-    return owner not in (
-        keras.callbacks.Callback,
-        keras.callbacks.ProgbarLogger,
-    )
+    plain = keras.callbacks.Callback, keras.callbacks.ProgbarLogger
+    return owner not in plain
 
 
 def _owner(callback: Any, hook: str) -> Any:

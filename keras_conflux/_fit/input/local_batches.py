@@ -81,8 +81,8 @@ class LocalSharder(BatchSharder):
             if sums and all(others == sums for *_, others in given):
                 warn(
                     f"{self._name}: all processes bring the same rows, which "
-                    "count once for each. Give each process its share, as by "
-                    "`keras_conflux.shard`."
+                    "count once for each. Give each process its share, also of "
+                    "`validation_data`, as by `keras_conflux.shard((x, y))`."
                 )
             are_alike = told.count(told[0]) == len(told)
             if batches and are_alike and all(told[0].samples):

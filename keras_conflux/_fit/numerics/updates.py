@@ -325,6 +325,13 @@ def _outside(
         return original(optimizer, grads, given)
     strategy = promotion.promote_beside(optimizer, given or [])
     if strategy is None:
+        if process_count() > 1 and optimizer not in _outside_functions:
+            for each in state.stateful_objects(optimizer, keras.Optimizer):
+                _outside_functions[each] = {}  # they call this, too
+            warn(
+                f"{optimizer.name}: each process trains a model of its own. "
+                "For one that all train, call `keras_conflux.replicate(model)`."
+            )
         return original(optimizer, grads, given)
     # One function, for a loop that calls this again and again.
     functions = _outside_functions.setdefault(optimizer, {})
