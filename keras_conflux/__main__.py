@@ -1,8 +1,38 @@
-"""The command line of the package: `python -m keras_conflux`."""
+"""The command `keras-conflux`, also `python -m keras_conflux`."""
 
+import argparse
+import pathlib
+import re
 import sys
 
-from keras_conflux.tools.cli.__main__ import main
+from keras_conflux.tools.cli import check
+from keras_conflux.tools.cli import env
+from keras_conflux.tools.cli import run
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the subcommand that arguments name, by default of this process."""
+    parser = argparse.ArgumentParser("keras-conflux", allow_abbrev=False)
+    parser.add_argument(
+        "--version", action="version", version=f"keras-conflux {_version()}"
+    )
+    subcommands = parser.add_subparsers(metavar="SUBCOMMAND")
+    for each in (env, check, run):
+        each.add_to(subcommands)
+    options = parser.parse_args(arguments)
+    if "main" not in options:
+        parser.print_help(sys.stderr)
+        return 2
+    return options.main(options)
+
+
+def _version() -> str:
+    """Returns the package's version, without running the package."""
+    text = pathlib.Path(__file__).with_name("__init__.py").read_text()
+    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,5 +20,5 @@ CORE = (*private_keras_names.NAMES, *private_tensorflow_names.NAMES)
 """Without these, nothing works."""
 
 versions.assert_supported(CORE)
-MISFITS = versions.misfits(private_names.BY_EXTENSION)
+MISFITS = versions.misfits(private_names.NAMES)
 """The extensions that do not fit, and why."""

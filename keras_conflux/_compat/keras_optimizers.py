@@ -7,35 +7,25 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-_ELEMENTWISE = (
-    keras.optimizers.Adadelta,
-    keras.optimizers.Adagrad,
-    keras.optimizers.Adam,
-    keras.optimizers.AdamW,
-    keras.optimizers.Adamax,
-    keras.optimizers.Ftrl,
-    keras.optimizers.Lion,
-    keras.optimizers.Nadam,
-    keras.optimizers.RMSprop,
-    keras.optimizers.SGD,
+
+def _of_this_version(*names: str) -> tuple[type, ...]:
+    found = [getattr(keras.optimizers, name, None) for name in names]
+    return tuple(each for each in found if each is not None)
+
+
+_ELEMENTWISE = _of_this_version(
+    *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax"),
+    *("Ftrl", "Lion", "Nadam", "RMSprop", "SGD"),
 )
 """The optimizers that update each entry of a variable by itself."""
 
-_OF_WHOLE_TENSORS = (
-    keras.optimizers.Adafactor,
-    keras.optimizers.Lamb,
-    keras.optimizers.Muon,
-)
+_OF_WHOLE_TENSORS = _of_this_version("Adafactor", "Lamb", "Muon")
 """The optimizers whose updates compare the entries of a variable."""
 
 _WITH_TENSORS = (*_ELEMENTWISE, *_OF_WHOLE_TENSORS)
 """The optimizers that treat tensors as they treat variables."""
 
-_READING_LATE = (
-    (keras.optimizers.ScheduleFreeAdamW,)
-    if hasattr(keras.optimizers, "ScheduleFreeAdamW")
-    else ()
-)
+_READING_LATE = _of_this_version("ScheduleFreeAdamW")
 """The optimizers that update each entry by itself, and read a value late.
 
 They keep the `value` of a variable, write the variable, and then use the kept

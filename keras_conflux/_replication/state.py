@@ -77,7 +77,7 @@ def state_of(owners: Iterable[Any]) -> dict[int, keras.Variable]:
         else:
             state = list(owner.variables)
             if isinstance(owner, keras.Model):
-                state += [*_metrics_variables(owner), *_adopted.get(owner, [])]
+                state += [*_metrics_variables(owner), *adopted(owner)]
         found.update((id(variable), variable) for variable in state)
     return found
 
@@ -97,6 +97,11 @@ _adopted: Any = weakref.WeakKeyDictionary()
 def adopt(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
     """Counts variables that only a model's steps know among its own."""
     _adopted.setdefault(model, []).extend(variables)
+
+
+def adopted(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables that only a model's steps know."""
+    return [*_adopted.get(model, ())]
 
 
 def _is_variable(leaf: Any) -> bool:

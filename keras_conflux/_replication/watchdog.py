@@ -58,13 +58,10 @@ class StepWatchdog:
         seconds = self._steps * step_timeout()
         # Read only where a call has failed: reading takes half a millisecond.
         before, self._before = self._before or self.counts(), None
-        call = DaemonCall(
-            tensorflow_tracing.with_this_threads_summaries(
-                keras_variables.with_this_threads_state(
-                    lambda: program(*arguments)
-                )
-            )
+        run = keras_variables.with_this_threads_state(
+            lambda: program(*arguments)
         )
+        call = DaemonCall(tensorflow_tracing.with_this_threads_summaries(run))
         try:
             ended = wait_while_all_processes_live(call, seconds)
         except KeyboardInterrupt:

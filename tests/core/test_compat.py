@@ -34,7 +34,7 @@ from keras_conflux._extensions.keras_distribution import (
 from keras_conflux._fit import keras_patches
 
 PACKAGE = pathlib.Path(kc.__file__).parent
-EXTENSIONS = private_names.BY_EXTENSION
+EXTENSIONS = private_names.NAMES
 LISTED = [*_supported.CORE, *itertools.chain(*EXTENSIONS.values())]
 
 
@@ -260,7 +260,7 @@ def test_threads_wait_until_all_replacements_are_in_place():
 
 def test_no_name_of_speed_is_in_the_table_of_the_core():
     points = {point for point, _ in keras_patches.PATCHES}
-    assert not points & {*private_names.KERNELS, *private_names.OPTIMIZERS}
+    assert not points & {*EXTENSIONS["kernels"], *EXTENSIONS["optimizers"]}
 
 
 def names_and_strings(path: pathlib.Path) -> set[str]:

@@ -6,6 +6,8 @@ from keras_conflux._compat.private_names import Private
 from keras_conflux._compat.private_names import Public
 from keras_conflux._compat.private_tensorflow_names import CONTEXT
 
+NAMES: dict[str, tuple[Private | Public, ...]] = {}
+
 # --- keras.distribution
 
 _TRAINER = Patched.FIT.owner
@@ -22,7 +24,7 @@ SET_DISTRIBUTION_INSIDE = Private(
 )
 DATA_PARALLEL_INIT = Public("keras.distribution:DataParallel.__init__")
 
-KERAS_DISTRIBUTION = (
+NAMES["keras_distribution"] = (
     OPTIMIZER_INIT,
     TRAINER_INIT,
     SET_DISTRIBUTION,
@@ -47,11 +49,11 @@ CONV = Private(
     "inputs, kernel, strides, padding, data_format, dilation_rate",
 )
 
-KERNELS = (ATTENTION, GELU, EINSUM, EINSUM_DENSE_CALL, CONV)
+NAMES["kernels"] = (ATTENTION, GELU, EINSUM, EINSUM_DENSE_CALL, CONV)
 
 # --- memory
 
-MEMORY = (
+NAMES["memory"] = (
     Private("tensorflow.compiler.xla.service.hlo_pb2:HloProto"),
     Private(
         "keras.src.trainers.compile_utils:CompileLoss.__init__",
@@ -76,7 +78,7 @@ UPDATE_STEP = Private(
 )
 ITERATE = Public("keras.optimizers:Muon.zeropower_via_newtonschulz5")
 
-OPTIMIZERS = (
+NAMES["optimizers"] = (
     DECAY_WEIGHTS,
     ITERATE,
     UPDATE_STEP,
@@ -88,7 +90,7 @@ OPTIMIZERS = (
 
 UID = Private("tensorflow.python.framework.ops:uid", "")
 
-PROGRAM_CACHE = (
+NAMES["program_cache"] = (
     UID,
     Private(
         f"{CONTEXT}._initialize_physical_devices",
@@ -107,7 +109,7 @@ DIFFERENTIATE = Private(
     "unconnected_gradients",
 )
 
-RECOMPUTATION = (
+NAMES["recomputation"] = (
     REMAT,
     REMATERIALIZED_CALL,
     DIFFERENTIATE,
@@ -123,7 +125,7 @@ BUILD_METRICS = Private(
 )
 BUILD_LOSS = Private(f"{_COMPILED}:CompileLoss.build", "self, y_true, y_pred")
 
-RESUME = (
+NAMES["resume"] = (
     BUILD_METRICS,
     BUILD_LOSS,
     Private("keras.src.backend:compute_output_spec"),
@@ -171,15 +173,4 @@ UPDATE_AVERAGES = Private(
 PUSH_TAPE = Private("tensorflow:GradientTape._push_tape", "self")
 VARIABLE_VALUE = Public("keras:Variable.value")
 
-SHARDING = (APPLY_FILTERED, PUSH_TAPE, UPDATE_AVERAGES, VARIABLE_VALUE)
-
-BY_EXTENSION = {
-    "keras_distribution": KERAS_DISTRIBUTION,
-    "kernels": KERNELS,
-    "memory": MEMORY,
-    "optimizers": OPTIMIZERS,
-    "program_cache": PROGRAM_CACHE,
-    "recomputation": RECOMPUTATION,
-    "resume": RESUME,
-    "sharding": SHARDING,
-}
+NAMES["sharding"] = APPLY_FILTERED, PUSH_TAPE, UPDATE_AVERAGES, VARIABLE_VALUE

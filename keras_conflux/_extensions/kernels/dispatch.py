@@ -74,14 +74,9 @@ def _fused(
         scale=request.scale,
         is_causal=request.is_causal,
     )
-    attention = Fused(
-        cudnn.Form(float(scale), is_causal),
-        shapes,
-        mask,
-        keras_own,
-        functools.partial(_note_rows, step),
-    )
-    return attention(*inputs)
+    form = cudnn.Form(float(scale), is_causal)
+    note = functools.partial(_note_rows, step)
+    return Fused(form, shapes, mask, keras_own, note)(*inputs)
 
 
 def _note_rows(

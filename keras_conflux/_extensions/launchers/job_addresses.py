@@ -35,12 +35,9 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
             f"0 to {len(addresses) - 1}, another in each process."
         )
     cluster = Cluster(addresses, index or 0, ADDRESSES)
-    return Announcement(
-        source="the variables of keras.distribution",
-        count_from=ADDRESSES if count is None else COUNT,
-        count=len(addresses),
-        find=lambda seconds: cluster,
-    )
+    source = "the variables of keras.distribution"
+    told_by = ADDRESSES if count is None else COUNT
+    return Announcement(source, told_by, len(addresses), lambda _: cluster)
 
 
 def _addresses(addresses: Sequence[str], count: int | None) -> tuple[str, ...]:

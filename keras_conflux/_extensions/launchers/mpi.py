@@ -4,6 +4,7 @@ MPI tells each process its rank, but nobody's address. The processes exchange
 their addresses with mpi4py, and tell each other which GPUs they see.
 """
 
+import functools
 import socket
 import time
 from collections.abc import Mapping
@@ -37,12 +38,8 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     for rank_name, count_name in _VARIABLES:
         task = numbers.rank_and_count(environ, rank_name, count_name)
         if task is not None:
-            return Announcement(
-                source="MPI",
-                count_from=count_name,
-                count=task[1],
-                find=lambda seconds, task=task: _find(environ, *task, seconds),
-            )
+            find = functools.partial(_find, environ, *task)
+            return Announcement("MPI", count_name, task[1], find)
     return None
 
 

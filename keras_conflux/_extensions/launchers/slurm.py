@@ -4,6 +4,7 @@ Only the first node of the list is read, where task 0 runs: the tasks tell it
 where they are.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -41,12 +42,8 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
         return None
     if _is_of_mpirun(environ, task[1]):
         return None
-    return Announcement(
-        source="Slurm",
-        count_from=count_name,
-        count=task[1],
-        find=lambda seconds: _find(environ, *task, seconds),
-    )
+    find = functools.partial(_find, environ, *task)
+    return Announcement("Slurm", count_name, task[1], find)
 
 
 def first_node(nodes: str) -> str:

@@ -53,12 +53,8 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     if not any(jobs.values()):
         return None
     cluster = _cluster(jobs, task_type, task_index)
-    return Announcement(
-        source="TF_CONFIG",
-        count_from="TF_CONFIG",
-        count=len(cluster.addresses),
-        find=lambda seconds: cluster,
-    )
+    count = len(cluster.addresses)
+    return Announcement("TF_CONFIG", "TF_CONFIG", count, lambda _: cluster)
 
 
 def _parsed(text: str) -> tuple[dict[str, list[str]], Any, int | None]:

@@ -6,6 +6,7 @@ these meet at a port that is derived from it. All of them see all GPUs of their
 host, and each is to take the one of its LOCAL_RANK.
 """
 
+import functools
 from collections.abc import Mapping
 
 from keras_conflux._cluster.cluster import Cluster
@@ -23,12 +24,8 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     task = numbers.rank_and_count(environ, "RANK", "WORLD_SIZE")
     if task is None:
         return None
-    return Announcement(
-        source="torchrun",
-        count_from="WORLD_SIZE",
-        count=task[1],
-        find=lambda seconds: _find(environ, *task, seconds),
-    )
+    find = functools.partial(_find, environ, *task)
+    return Announcement("torchrun", "WORLD_SIZE", task[1], find)
 
 
 def is_inner(environ: Mapping[str, str]) -> bool:

@@ -63,10 +63,6 @@ def with_loss_of_its_own(
     # A loss is built by its first call, which is not this.
     own: Any = model._compile_loss
     if own is not None:
-        own = type(own)(
-            own._user_loss,
-            own._user_loss_weights,
-            own.reduction,
-            own.output_names,
-        )
+        given = own._user_loss, own._user_loss_weights
+        own = type(own)(*given, own.reduction, own.output_names)
     return having(model, _compile_loss=own)

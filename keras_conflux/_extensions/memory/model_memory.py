@@ -99,15 +99,11 @@ class Memory:
         count = self.devices
         where = f"each of {count} devices" if count > 1 else "one device"
         heads = f"{unit} on {where}", "weights", "optimizer", "step"
-        table = [heads] + [
-            (
-                f'shard="{row.shard}"' if row.shard else "shard=None",
-                _in_unit(row.weights, unit),
-                _in_unit(row.optimizer, unit),
-                _in_unit(row.step, unit),
-            )
-            for row in rows
-        ]
+        table: list[tuple[str, ...]] = [heads]
+        for row in rows:
+            name = f'shard="{row.shard}"' if row.shard else "shard=None"
+            sizes = row.weights, row.optimizer, row.step
+            table.append((name, *(_in_unit(size, unit) for size in sizes)))
         width = max(len(name) for name, *_ in table)
         said = "\n".join(
             f"{name:<{width}}  {weights:>7}  {optimizer:>9}  {step:>4}"
@@ -215,19 +211,17 @@ def _of_each_shard(
 ) -> list[Memory]:
     weights = [*map(variable_bytes.Held, model.variables)]
     optimizers = variable_bytes.optimizers_of(model)
-    return [
-        Memory(
-            variable_bytes.total(weights, shard, devices),
+    found = []
+    for shard in SHARDS:
+        held = variable_bytes.total(weights, shard, devices)
+        beside = (
             None
             if optimizers is None
-            else variable_bytes.total(optimizers, shard, devices),
-            step if shard is None or devices == 1 else None,
-            peak,
-            devices,
-            shard,
+            else variable_bytes.total(optimizers, shard, devices)
         )
-        for shard in SHARDS
-    ]
+        of_step = step if shard is None or devices == 1 else None
+        found.append(Memory(held, beside, of_step, peak, devices, shard))
+    return found
 
 
 def _step(

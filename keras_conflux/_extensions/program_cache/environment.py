@@ -19,24 +19,15 @@ from keras_conflux._devices.driver import nvidia_smi
 from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 
 _SETTINGS = (
-    "CUDNN_",
-    "NVIDIA_TF32_",
-    "TF_CUDNN_",
-    "TF_DETERMINISTIC_",
-    "TF_DISABLE_",
-    "TF_ENABLE_",
-    "TF_XLA_",
-    "XLA_",
+    *("CUDNN_", "NVIDIA_TF32_", "TF_CUDNN_", "TF_DETERMINISTIC_"),
+    *("TF_DISABLE_", "TF_ENABLE_", "TF_XLA_", "XLA_"),
 )
 """Beginnings of environment variables that change executables."""
 
 _LIBRARIES = "libcudnn.so.*", "libcublas.so.*", "libcudart.so.*", "libnccl.so.*"
 _LIBRARY_FOLDERS = (
-    f"{sys.prefix}/lib",
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/local/cuda/lib64",
+    *(f"{sys.prefix}/lib", "/usr/lib64", "/usr/local/cuda/lib64"),
+    *("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"),
 )
 
 _FILES = pathlib.Path("/proc/driver/nvidia")

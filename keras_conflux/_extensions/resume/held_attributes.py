@@ -148,7 +148,7 @@ class HeldAttributes:
 
     def _without_form(self, now: dict[str, Any]) -> dict[str, Any]:
         """Returns all that is held, or was, and is not among these."""
-        every = _held_by(self._owner)
+        every = held_by(self._owner)
         names = [x for x in _with_each(every | self._digests) if x not in now]
         return {name: every.get(name) for name in names}
 
@@ -199,7 +199,7 @@ def _forms(values: dict[str, Any]) -> dict[str, plain_values.Form]:
     return {k: plain_values.Form(v) for k, v in values.items()}
 
 
-def _held_by(owner: Any) -> dict[str, Any]:
+def held_by(owner: Any) -> dict[str, Any]:
     """Returns what an object holds by name, in classes by their names, too."""
     found = {}
     for each in reversed(type(owner).__mro__):
@@ -217,7 +217,7 @@ def _savable(owner: Any) -> dict[str, Any]:
     of_model = _variables_of_model(owner)
     set_anew = _SET_ANEW if _is_callback(owner) else ()
     found = {}
-    for name, value in _held_by(owner).items():
+    for name, value in held_by(owner).items():
         access = None if id(value) in of_model else _access(value)
         kept = plain_values.State(access[0]()) if access else value
         hidden = name in set_anew or ".__" in name
@@ -248,7 +248,7 @@ def _variables_of_model(owner: Any) -> set[int]:
 
 def _give(owner: Any, values: dict[str, Any]) -> None:
     """Sets attributes, and fills objects that others may hold, too."""
-    held = _held_by(owner)
+    held = held_by(owner)
     filled = {}
     for name, value in values.items():
         now = held.get(name)

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
@@ -17,6 +18,7 @@ from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.compat import weight_files
+from keras_conflux._extensions.resume.held_variables import variables_of
 from keras_conflux._replication import parts
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
@@ -113,7 +115,7 @@ def _beside_weights(model: keras.Model) -> list[keras.Variable]:
     known = {id(v) for *_, values in written for v in values.values()}
     known |= {id(v) for v in getattr(optimizer, "variables", ())}
     known.add(id(random_generators.present_global_seed()))
-    return [v for v in state.variables_of(model) if id(v) not in known]
+    return [v for v in variables_of(model) if id(v) not in known]
 
 
 _OPTIMIZER = "optimizer's variables"
@@ -132,7 +134,10 @@ def _described(model: keras.Model) -> dict[str, Any]:
 
 
 def _specs(variables: list[keras.Variable]) -> list[list[Any]]:
-    return [[v.path, list(v.shape), str(v.dtype)] for v in variables]
+    return [
+        [state.name_of(v), list(v.shape), tf.as_dtype(v.dtype).name]
+        for v in variables
+    ]
 
 
 def _trained(model: keras.Model) -> list[int] | None:
@@ -248,8 +253,8 @@ def _sums(model: keras.Model) -> dict[int, tuple[Any, ...]]:
         return {}
     return {
         number: state.copies(variable)
-        for number, variable in enumerate(state.variables_of(model))
-        if is_replicated(keras_variables.backing(variable))
+        for number, variable in enumerate(variables_of(model))
+        if is_replicated(state.backing(variable))
         and not state.is_mirrored(variable)
         and not state.is_in_parts(variable)
     }

@@ -19,6 +19,7 @@ from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
 from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fingerprint
+from keras_conflux._extensions.resume import held_variables
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import varying_data
 from keras_conflux._extensions.resume.checkpoint_files import Saved
@@ -186,6 +187,16 @@ class ResumableFit(keras.callbacks.CallbackList):
                 f"checkpoints. For each, {model_state.HOW_TO_BUILD}."
             )
 
+    def _name_what_is_not_held(self) -> None:
+        lost = held_variables.names_of_lost(self._trained)
+        if lost and not self._resume.pauses:  # at the first checkpoint
+            self._warn_or_raise(
+                "This training cannot be resumed exactly, because its steps "
+                "change variables that the model does not hold: "
+                f"{', '.join(lost)}. Make each an attribute of the "
+                "model, or of a layer or a loss of it, before `fit`."
+            )
+
     def _warn_or_raise(self, message: str) -> None:
         if self._resume.strict:
             raise ValueError(message)
@@ -254,6 +265,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         """Copies all that a checkpoint has, for `_put_down` to write."""
         began = time.monotonic()
         self._writer.wait()
+        self._name_what_is_not_held()
         what = f"the place in the data before step {step}"
         place = dict(vars(self.position.place_before(step)))
         own = {"place": place, "data": self._data}

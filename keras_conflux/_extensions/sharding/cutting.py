@@ -182,13 +182,8 @@ def cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
             with tf.device(copy.device):
                 part = apart(layout.part_of(copy.read_value(), rank))
             with tf.device(device):
-                found.append(
-                    tf.Variable(
-                        part,
-                        trainable=old.trainable,
-                        name=old.name.partition(":")[0],
-                    )
-                )
+                name = old.name.partition(":")[0]
+                found.append(tf.Variable(part, old.trainable, name=name))
         return found
 
     with tf.init_scope():

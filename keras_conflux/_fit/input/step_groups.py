@@ -166,16 +166,9 @@ class StepGroups:
                 self._draw_ahead(epoch, drawn)
                 end = self._last_of(drawn, epoch, first)
                 began = time.monotonic()
-                yield (
-                    first,
-                    *(end for _ in last),
-                    StepGroup(
-                        drawn.batches,
-                        self._steps.limit,
-                        self._plan.drawn_by_keras,
-                        self._plan.measurements,
-                    ),
-                )
+                by_keras = self._plan.drawn_by_keras, self._plan.measurements
+                group = StepGroup(drawn.batches, self._steps.limit, *by_keras)
+                yield first, *(end for _ in last), group
                 # Nothing but this keeps executions of several processes from
                 # waiting long for their batches.
                 since = asked if self._steps.agreed_on else began

@@ -163,15 +163,8 @@ def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
     kind, lengths, is_multiple = counted_rows(sizes[axis], axis, step.kinds)
     with on_host():
         lengths = [tf.cast(length, tf.uint64) for length in lengths]
-    return DrawnRows(
-        kind,
-        axis,
-        tf.cast(shape, tf.int32),
-        sizes,
-        lengths,
-        step.place(),
-        is_multiple,
-    )
+    shape, place = tf.cast(shape, tf.int32), step.place()
+    return DrawnRows(kind, axis, shape, sizes, lengths, place, is_multiple)
 
 
 def sizes_of(shape: Any) -> list[Any]:

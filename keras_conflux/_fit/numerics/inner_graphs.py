@@ -10,6 +10,7 @@ from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import Role
 from keras_conflux._common.contexts import having
+from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.writes import Writes
@@ -122,6 +123,9 @@ def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     has written to variables.
     """
     step = steps.current()
+    if keras_optimizers.stateless_scope() is not None:
+        # No trace of a build may be called in a step: it lacks all writes.
+        return original(tensorflow_tracing.untraced(function), *args, **kwargs)
     if step is None or tf.executing_eagerly():
         return original(function, *args, **kwargs)
     flat = _flat((args, kwargs))

@@ -4,7 +4,6 @@ Nothing here makes a tensor: the GPUs belong to the processes that are started.
 """
 
 import argparse
-from typing import Any
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -14,8 +13,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def at_least(minimum: int) -> Any:
-    """Returns a parser of numbers that are not below a minimum."""
+def add_count(
+    parser: argparse.ArgumentParser,
+    option: str,
+    minimum: int,
+    default: int | None,
+    text: str,
+) -> None:
+    """Adds an option with a number that is not below a minimum."""
 
     def parse(text: str) -> int:
         number = int(text)
@@ -24,4 +29,6 @@ def at_least(minimum: int) -> Any:
         return number
 
     parse.__name__ = "int"  # for the message of argparse
-    return parse
+    parser.add_argument(
+        option, type=parse, default=default, metavar="N", help=text
+    )

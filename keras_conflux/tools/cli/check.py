@@ -16,8 +16,8 @@ from keras_conflux._devices.driver import visible_gpus
 from keras_conflux._extensions.launchers.known import without_launchers
 from keras_conflux.tools.checks import CHECKS
 from keras_conflux.tools.checks import Check
+from keras_conflux.tools.cli import add_count
 from keras_conflux.tools.cli import add_json
-from keras_conflux.tools.cli import at_least
 
 _CPU_DEVICES = 2
 """How many logical CPU devices are tried where there is no GPU."""
@@ -59,12 +59,8 @@ def add_to(subcommands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--devices",
-        type=at_least(1),
-        metavar="N",
-        help=f"default: all GPUs, or {_CPU_DEVICES} logical CPU devices",
-    )
+    devices = f"default: all GPUs, or {_CPU_DEVICES} logical CPU devices"
+    add_count(parser, "--devices", 1, None, devices)
     parser.add_argument(
         "--only",
         nargs="+",

@@ -17,30 +17,13 @@ from keras_conflux.tools.checks import nvidia
 from keras_conflux.tools.cli import add_json
 
 _PACKAGES = (
-    "keras-conflux",
-    "keras",
-    "tensorflow",
-    "tensorflow-cpu",
-    "numpy",
-    "nvidia-cuda-runtime-cu12",
-    "nvidia-cudnn-cu12",
-    "nvidia-nccl-cu12",
+    *("keras-conflux", "keras", "tensorflow", "tensorflow-cpu", "numpy"),
+    *("nvidia-cuda-runtime-cu12", "nvidia-cudnn-cu12", "nvidia-nccl-cu12"),
 )
 _SETTINGS = (
-    "CONFLUX_",
-    "CUDA_",
-    "KERAS_BACKEND",
-    "KERAS_CONFLUX_",
-    "NCCL_",
-    "TF_CPP_",
-    "TF_CUDNN_",
-    "TF_DETERMINISTIC_",
-    "TF_ENABLE_",
-    "TF_FORCE_",
-    "TF_GPU_",
-    "TF_NUM_",
-    "TF_XLA_",
-    "XLA_",
+    *("CONFLUX_", "CUDA_", "KERAS_BACKEND", "KERAS_CONFLUX_", "NCCL_"),
+    *("TF_CPP_", "TF_CUDNN_", "TF_DETERMINISTIC_", "TF_ENABLE_"),
+    *("TF_FORCE_", "TF_GPU_", "TF_NUM_", "TF_XLA_", "XLA_"),
 )
 """Beginnings of variables whose values are shown. `TF_` is none of them, as
 other programs use it as well, also for secrets."""

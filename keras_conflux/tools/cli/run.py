@@ -22,7 +22,7 @@ from keras_conflux._common.errors import ClusterError
 from keras_conflux._devices.driver import visible_gpus
 from keras_conflux._extensions.launchers.known import LAUNCHERS
 from keras_conflux._extensions.launchers.known import without_launchers
-from keras_conflux.tools.cli import at_least
+from keras_conflux.tools.cli import add_count
 from keras_conflux.tools.cli.gang import TOLD
 from keras_conflux.tools.cli.gang import Event
 from keras_conflux.tools.cli.gang import Gang
@@ -71,26 +71,12 @@ def add_to(subcommands: Any) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--processes",
-        type=at_least(1),
-        default=0,
-        metavar="N",
-        help="how many; as all options, it comes before the script",
-    )
-    parser.add_argument(
-        "--gpus-per-process",
-        type=at_least(0),
-        metavar="N",
-        help="default: all GPUs, dealt out evenly; 0: run on CPUs",
-    )
-    parser.add_argument(
-        "--restarts",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="how often to start all again after a failure (default: 0)",
-    )
+    processes = "how many; as all options, it comes before the script"
+    add_count(parser, "--processes", 1, 0, processes)
+    gpus = "default: all GPUs, dealt out evenly; 0: run on CPUs"
+    add_count(parser, "--gpus-per-process", 0, None, gpus)
+    restarts = "how often to start all again after a failure (default: 0)"
+    add_count(parser, "--restarts", 0, 0, restarts)
     parser.add_argument(
         "--grace",
         type=_seconds,

@@ -1,0 +1,165 @@
+"""Variables that Keras does not track go on in a training that is resumed."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ONE_AND_TWO
+from conftest import several
+
+import keras_conflux as kc
+from keras_conflux._extensions.resume import fit as resumed_fit
+
+SCALE = types.ModuleType("scale")
+X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
+pytestmark = pytest.mark.usefixtures("deterministic")
+
+
+class Killed(Exception):
+    """Ends a training, as a signal that nobody handles would."""
+
+
+class Kill(keras.callbacks.Callback):
+    """Ends the training after so many steps."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == self.after:
+            raise Killed
+
+
+class Annealed(keras.Regularizer):
+    """Weighs less with each step."""
+
+    def __init__(self, variable):
+        self.variable = variable
+
+    def __call__(self, weights):
+        return annealed(self.variable) * keras.ops.sum(weights**2)
+
+
+class Slots:
+    """An object without a `__dict__`."""
+
+    __slots__ = ("variable",)
+
+
+def annealed(variable):
+    variable.assign(variable * 0.8)
+    return keras.ops.convert_to_tensor(variable)
+
+
+def squares(true, predicted):
+    return keras.ops.mean((true - predicted) ** 2, -1)
+
+
+def of_a_cell(variable):
+    def loss(true, predicted):
+        return annealed(variable) * squares(true, predicted)
+
+    return loss
+
+
+def of_an_object(variable):
+    held = Slots()
+    held.variable = variable
+
+    def loss(true, predicted):
+        return annealed(held.variable) * squares(true, predicted)
+
+    return tf.function(loss)
+
+
+def of_a_module(true, predicted):
+    return annealed(SCALE.variable) * squares(true, predicted)
+
+
+def of_a_dictionary(variable):
+    scales = {"of the loss": types.SimpleNamespace(scale=variable)}
+
+    class Loss(keras.Loss):
+        def call(self, true, predicted):
+            own = annealed(scales["of the loss"].scale)
+            return own * squares(true, predicted)
+
+    return Loss()
+
+
+LOSSES = {
+    "a regularizer": lambda _: "mse",
+    "a cell": of_a_cell,
+    "an object": of_an_object,
+    "a dictionary": of_a_dictionary,
+    "a module": lambda _: of_a_module,
+}
+
+
+def trained(folder, holder, devices, *callbacks, kind=keras.Variable):
+    resumed_fit.ended_here.clear()  # as in a process of its own
+    keras.utils.set_random_seed(7)
+    SCALE.variable = variable = kind(1.0, name="scale", trainable=False)
+    of_weights = Annealed(variable) if holder == "a regularizer" else None
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(2, kernel_regularizer=of_weights),
+        ]
+    )
+    model.compile("sgd", LOSSES[holder](variable), jit_compile=False)
+    if devices:
+        kc.replicate(model, devices)
+    model.fit(
+        *(X, X[:, :2]),
+        batch_size=4,
+        epochs=2,
+        verbose=0,
+        callbacks=[kc.Resume(folder, every=1), *callbacks],
+    )
+    return [*model.get_weights(), variable.numpy()]
+
+
+@pytest.mark.parametrize("devices", ONE_AND_TWO)
+@pytest.mark.parametrize("holder", [*LOSSES][:-1])
+def test_an_untracked_variable_goes_on(tmp_path, holder, devices):
+    expected = trained(tmp_path / "whole", holder, devices, Kill(None))
+    with pytest.raises(Killed):
+        trained(tmp_path / "killed", holder, devices, Kill(2))
+    got = trained(tmp_path / "killed", holder, devices, Kill(None))
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert expected[-1] < 0.5
+
+
+def test_a_variable_of_tensorflow_goes_on(tmp_path):
+    kind = tf.Variable
+    expected = trained(
+        tmp_path / "whole", "a cell", None, Kill(None), kind=kind
+    )
+    with pytest.raises(Killed):
+        trained(tmp_path / "killed", "a cell", None, Kill(2), kind=kind)
+    got = trained(tmp_path / "killed", "a cell", None, Kill(None), kind=kind)
+    assert np.array_equal(got[-1], expected[-1])
+
+
+@several
+def test_a_variable_that_nothing_holds_is_named(tmp_path):
+    with pytest.warns(kc.ConfluxWarning, match="does not hold: scale") as told:
+        trained(tmp_path, "a module", 2)
+    assert len(told) == 1
+
+
+def test_a_loop_saves_an_untracked_variable(tmp_path):
+    variable = keras.Variable(1.0, trainable=False)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", of_a_cell(variable))
+    model.optimizer.build(model.trainable_variables)
+    variable.assign(0.25)
+    kc.save(model, tmp_path, step=1)
+    variable.assign(1.0)
+    kc.load(model, tmp_path)
+    assert float(variable) == 0.25
