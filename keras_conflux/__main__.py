@@ -19,7 +19,10 @@ def main(arguments: list[str] | None = None) -> int:
     subcommands = parser.add_subparsers(metavar="SUBCOMMAND")
     for each in (env, check, run):
         each.add_to(subcommands)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # a subcommand shows its own options
+        fail = getattr(options, "error", parser.error)
+        fail(f"unrecognized arguments: {' '.join(unknown)}")
     if "main" not in options:
         parser.print_help(sys.stderr)
         return 2

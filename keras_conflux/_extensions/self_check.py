@@ -45,14 +45,10 @@ def compare_once(version: str) -> None:
 
 def _compare() -> None:
     tell("these versions are not tested: a training is compared, once")
+    env = {**without_launchers(os.environ), "CUDA_VISIBLE_DEVICES": "-1"}
     ended = subprocess.run(
         [sys.executable, "-c", _TRAINING],
-        env={
-            **without_launchers(os.environ),
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            _RUNS: "1",
-        },
+        env=env | {"PYTHONPATH": os.pathsep.join(sys.path), _RUNS: "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -201,6 +201,7 @@ def test_module(run, tmp_path):
             ["--processes", "2", "--gpus-per-process", "2"],
             "need 4 GPUs, but there are 2",
         ),
+        (["-n", "2"], r"--processes N\](?s:.)*unrecognized arguments: -n"),
     ],
 )
 def test_wrong_options(run, options, message):
@@ -382,6 +383,20 @@ sys.exit(4)
     status, out, err = run(script, "--processes", "2", "--grace", "20")
     assert (status, out) == (3, "[0] saved\n")
     assert err == "keras-conflux run: process 1 ended with exit status 3\n"
+
+
+def test_a_failure_that_another_causes_is_not_told(run):
+    script = """
+meet(2)
+if task == 1:
+    time.sleep(0.5)
+    raise OSError("no space is left")
+raise type("ProcessError", (Exception,), {})("process 1 has raised OSError")
+"""
+    status, _, err = run(script, "--processes", "2", "--grace", "20")
+    said = err.splitlines()[-1]
+    assert status == 1
+    assert said.endswith("exit status 1: OSError: no space is left")
 
 
 def test_others_are_terminated_and_then_killed(run):

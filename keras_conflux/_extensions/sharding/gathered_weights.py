@@ -325,13 +325,8 @@ class GatheredWeights(Part):
     def _gather_again(self, begin: int, grads: list[Any]) -> None:
         """Lets operations traced since read weights that are gathered there."""
         order = order_of_tracing.positions(self.step.graph)
-        telling = [
-            g
-            for g in grads
-            if isinstance(g, tf.Tensor)
-            and g.op in order
-            and order_of_tracing.may_tell(g)
-        ]
+        known = [g for g in grads if isinstance(g, tf.Tensor) and g.op in order]
+        telling = [g for g in known if order_of_tracing.may_tell(g)]
         found: list[tuple[tf.Operation, _Unit, order_of_tracing.Reads]] = []
         for unit in self._units:
             reads = order_of_tracing.reads_since(unit.whole, order, begin)

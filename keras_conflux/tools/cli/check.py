@@ -69,7 +69,7 @@ def add_to(subcommands: Any) -> None:
         help=f"some of: {', '.join(check.name for check in CHECKS)}",
     )
     add_json(parser)
-    parser.set_defaults(main=main)
+    parser.set_defaults(main=main, error=parser.error)
 
 
 def main(options: argparse.Namespace) -> int:

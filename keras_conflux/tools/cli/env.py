@@ -41,7 +41,7 @@ def add_to(subcommands: Any) -> None:
         allow_abbrev=False,
     )
     add_json(parser)
-    parser.set_defaults(main=main)
+    parser.set_defaults(main=main, error=parser.error)
 
 
 def main(options: argparse.Namespace) -> int:

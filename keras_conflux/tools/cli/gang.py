@@ -77,8 +77,8 @@ class Gang:
         self._readers: list[threading.Thread] = []
         self._running: set[int] = set()
         self._errors = [LastError() for _ in environments]
-        self.failed: Ended | None = None
-        """The first that failed; `None` if none did before all were to end."""
+        self._failures: list[Ended] = []
+        """The processes that failed before all were to end."""
         self._status = 0
         # The readers are told to leave when its other end is closed.
         self._leave, self._leave_end = os.pipe()
@@ -105,6 +105,13 @@ class Gang:
     def __exit__(self, *error: object) -> None:
         """Ends whatever still runs, and takes the last output."""
         self._close()
+
+    @property
+    def failed(self) -> Ended | None:
+        """The first failure that no other has caused, or else the first."""
+        errors = [self._errors[each.index].text for each in self._failures]
+        caused = [each.startswith("ProcessError") for each in errors]
+        return self._failures[caused.index(min(caused))] if caused else None
 
     @property
     def status(self) -> int:
@@ -143,10 +150,10 @@ class Gang:
         self._running.discard(ended.index)
         if ended.status == 0:
             return
-        if not self.failed and ended.status - 128 in self._told:
+        if not self._failures and ended.status - 128 in self._told:
             self.is_interrupted = True
         elif not self._is_asked_to_end:
-            self.failed = self.failed or ended
+            self._failures.append(ended)
         self._status = self._status or ended.status
         if self._deadline is None and not self._is_asked_to_end:
             self._set_deadline(self._grace_seconds)

@@ -216,16 +216,13 @@ def _environments(
     # and nothing of an earlier attempt can connect.
     addresses = [f"localhost:{port}" for port in _free_ports(len(shares))]
     token = secrets.token_hex()
+    told: dict[str, Any] = {"cluster": {"worker": addresses}}
     environments = []
     for index, gpus in enumerate(shares):
+        told["task"] = {"type": "worker", "index": index}
         environment = {
             **inherited,
-            "TF_CONFIG": json.dumps(
-                {
-                    "cluster": {"worker": addresses},
-                    "task": {"type": "worker", "index": index},
-                }
-            ),
+            "TF_CONFIG": json.dumps(told),
             "CONFLUX_ATTEMPT": str(attempt),
             roll_call.TOKEN: token,
             "PYTHONUNBUFFERED": "1",
