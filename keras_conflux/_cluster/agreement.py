@@ -198,7 +198,8 @@ def _mismatch(texts: list[bytes]) -> ConfluxError:
         error = ReplicaMismatchError(
             f"The processes have drawn different batches: {listed}. If each "
             f"process {way}. If each has all of the data, use the same batch "
-            "size, give shuffles the same seed, and sort lists of files."
+            "size, give shuffles the same seed, and sort lists of files. Keras "
+            "draws ahead from generators, of which some batches are lost."
         )
         return of_all_processes(error)
     return ReplicaMismatchError(

@@ -60,10 +60,9 @@ class Means(steps.Part):
         else:
             if isinstance(weight, int | float):
                 self.numbers.append(weight)
-                parts = [
-                    x for x in steps.symbolic(reductions.own) if x.shape.rank
-                ]
-                self.are_rows &= weight in {x.shape[0] for x in parts}
+                parts = steps.symbolic(reductions.own)
+                rows = {x.shape[0] for x in parts if x.shape.rank}
+                self.are_rows &= weight in rows
             own = {id(each) for each in walks.walked(known, walks.before)}
             self.pass_collectives |= any(
                 is_collective(each)

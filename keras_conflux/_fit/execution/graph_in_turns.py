@@ -185,12 +185,10 @@ class _Plan:
     ) -> list[tf.Operation]:
         """Returns operations and all that they depend on, in order."""
 
-        def counting(found: Iterable[tf.Operation]) -> list[tf.Operation]:
+        def kept(found: Iterable[tf.Operation]) -> list[tf.Operation]:
             return [x for x in found if self._varies[x] or not of_turns]
 
-        found = walks.walked(
-            counting(wanted), lambda x: counting(self._before[x])
-        )
+        found = walks.walked(kept(wanted), lambda x: kept(self._before[x]))
         return sorted(found, key=self._positions.__getitem__)
 
     def _latest_phases(self) -> dict[tf.Operation, int]:
