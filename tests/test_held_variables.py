@@ -57,6 +57,28 @@ class Monitor(keras.metrics.Metric):
         return self.last + 0.0
 
 
+class Annealed(keras.constraints.Constraint):
+    """A constraint that is narrower with each update."""
+
+    def __init__(self):
+        self.limit = keras.Variable(1.0, trainable=False)
+
+    def __call__(self, weights):
+        self.limit.assign(self.limit * 0.8)
+        return ops.clip(weights, -self.limit, self.limit)
+
+
+class Counting(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that counts by itself."""
+
+    def __init__(self):
+        self.limit = keras.Variable(1.0, trainable=False)
+
+    def __call__(self, step):
+        self.limit.assign(self.limit * 0.8)
+        return 0.1 * self.limit
+
+
 def owned_by(model, optimizer):
     return {
         "weight": model.layers[0].kernel,
@@ -93,4 +115,23 @@ def test_what_a_metric_holds_keeps_its_value(what, way, before):
     one, first, asked = trained(what, way, None, before)
     many, second, again = trained(what, way, MANY, before)
     np.testing.assert_allclose(again, asked, rtol=1e-5)
+    assert_same_training(one, many, first, second)
+
+
+@pytest.mark.parametrize("kind", [Annealed, Counting])
+def test_what_an_update_writes_is_written_once(kind):
+    found = []
+    for count in (None, MANY):
+        keras.utils.set_random_seed(1)
+        held = kind()
+        is_limit = kind is Annealed
+        of_kernel = {"kernel_constraint": held} if is_limit else {}
+        model = keras.Sequential([keras.layers.Dense(1, **of_kernel)])
+        model.compile(keras.optimizers.SGD(0.05 if is_limit else held), "mse")
+        if count:
+            kc.replicate(model, count)
+        logs = model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+        found.append((model, logs, float(held.limit)))
+    (one, first, limit), (many, second, again) = found
+    assert again == pytest.approx(limit)
     assert_same_training(one, many, first, second)

@@ -28,6 +28,12 @@ class Writes(keras.layers.Layer):
             tf.int64, tf.float32, 0.0
         )
 
+        self.fixed = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer([1], [2.0]), 0.0
+        )
+        self.queue = tf.queue.FIFOQueue(100, tf.int32, ())
+        self.batches = iter(tf.data.Dataset.range(1000))
+
     def call(self, x):
         self.write(self, x)
         return x
@@ -126,6 +132,23 @@ def _fills_a_table(layer, x):
     layer.table.insert(tf.constant([1], tf.int64), [1.0])
 
 
+def _looks_up(layer, x):
+    layer.fixed.lookup(tf.constant([1]))
+
+
+def _counts_in_a_table(layer, x):
+    key = tf.constant([1], tf.int64)
+    layer.table.insert(key, layer.table.lookup(key) + 1.0)
+
+
+def _fills_a_queue(layer, x):
+    layer.queue.enqueue(1)
+
+
+def _draws_a_batch(layer, x):
+    next(layer.batches)
+
+
 def _adds_what_is_random(layer, x):
     layer.mine.assign_add(tf.random.normal([2]))
 
@@ -144,6 +167,12 @@ WRONG = {
 RIGHT = {
     "nothing": _nothing,
     "fills a table": _fills_a_table,
+    "looks up": _looks_up,
+}
+SHARED = {
+    "LookupTableInsertV2": _counts_in_a_table,
+    "QueueEnqueueV2": _fills_a_queue,
+    "IteratorGetNext": _draws_a_batch,
 }
 # Of a variable with a copy on each device.
 WRONG_IN_COPIES = {
@@ -215,7 +244,7 @@ def test_each_replica_writes_what_there_is_once(write):
     assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize("write", quick(RIGHT, ("nothing",)))
+@pytest.mark.parametrize("write", quick(RIGHT, ("nothing", "looks up")))
 def test_what_all_set_alike_is_right(write):
     one = fit(model_that(RIGHT[write]))
     many = fit(kc.replicate(model_that(RIGHT[write]), 2))
@@ -266,6 +295,15 @@ def test_a_generator():
     model = kc.replicate(model_that(_draws), 2)
     with pytest.warns(kc.ConfluxWarning, match="Draw by `keras.random` with"):
         fit(model)
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_what_each_replica_changes_and_one_device_once(kind):
+    model = kc.replicate(model_that(SHARED[kind]), 2)
+    with pytest.warns(kc.ConfluxWarning, match=f"runs `{kind}`") as caught:
+        fit(model, epochs=2)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
 
 
 def test_a_step_that_is_traced_for_a_number_of_samples():

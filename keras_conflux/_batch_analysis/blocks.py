@@ -101,8 +101,7 @@ def _wide(length: Any) -> Any:
 def are_of_a_sample(drawn: tf.Tensor, kind: Kind, kinds: KindInference) -> bool:
     """Whether rows that follow each other are used as one sample's.
 
-    They are as many as a multiple of the number of samples. `kind` is theirs
-    if they belong to joined batches.
+    They are a multiple of the samples. `kind` is theirs in joined batches.
     """
     known = {id(drawn): kind}
     waiting = [drawn]

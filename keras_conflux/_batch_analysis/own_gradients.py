@@ -138,8 +138,7 @@ def _note_arguments(
 ) -> None:
     """Marks the arguments of a function, a branch or a loop, once traced.
 
-    Rows that go around in a loop are rows in each turn. The kind of other
-    values may change in the next one.
+    Rows that go around in a loop stay rows. Other kinds may change.
     """
     is_loop = operation.type in bodies.LOOPS
     for inside, outside in bodies.arguments(operation, body):

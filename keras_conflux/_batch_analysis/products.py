@@ -80,8 +80,7 @@ def _added_up(inputs: list[Kind]) -> Kind | None:
 def _filter_sum(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the gradient of a convolution by its filters.
 
-    Of no images, which a part may have where each sample has some, TensorFlow
-    does not always make zeros.
+    Of no images, as a part may have, TensorFlow does not always make zeros.
     """
     images, slopes = inputs[0], inputs[2]
     if images.axis or slopes.axis or not images.regular:

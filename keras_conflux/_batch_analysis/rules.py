@@ -81,8 +81,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
 def sources_of_entries(operation: tf.Operation) -> list[tf.Tensor]:
     """Returns the inputs whose entries become an output's, in order.
 
-    Each entry is made of the entries in its place. Operations that are not
-    known to do so have no such inputs.
+    Each entry is made of the ones in its place. Unknown operations have none.
     """
     claims = {each.claim for each in RULES.get(operation.type, ())}
     if elementwise.entry_by_entry in claims:

@@ -48,8 +48,7 @@ class RandomValues:
     """Draws values for tensors of any shape.
 
     Floating numbers have a scale. With `None` they are between 0 and 1, as
-    probabilities are. `smallest` is the smaller one of the two integers that
-    are drawn.
+    probabilities are. `smallest` is the smaller of the two drawn integers.
     """
 
     def __init__(self, scale: float | None, smallest: int, seed: int) -> None:

@@ -151,8 +151,7 @@ def gather_rows(own: np.ndarray) -> np.ndarray:
 def _differ(text: bytes, seconds: float | None = None) -> bool:
     """Whether processes say different texts. Each message begins with this.
 
-    A digest travels along a tree, so it takes as long as the logarithm of the
-    number of processes.
+    A digest travels along a tree, in the logarithm of the processes' number.
     """
     digest = hashlib.blake2b(text, digest_size=7).digest()
     number = int.from_bytes(digest, "little")
@@ -293,8 +292,7 @@ def next_key(
 
     TensorFlow keeps some 1 kB for each key that it has seen. So keys come back,
     for tensors of one dtype and size, which TensorFlow divides into chunks when
-    it first sees the key. Lane 1 is for collectives between those of another
-    counter.
+    it first sees the key. Lane 1 is for collectives between others' counters.
     """
     turn = tf.math.floormod(counter.assign_add(1, read_value=True), _IN_TURN)
     kind = (size % _SIZES * 32 + dtype.as_datatype_enum) * 2 + lane

@@ -14,8 +14,7 @@ def shard_of(
 ) -> Tree:
     """Returns the shard of a batch that replica `index` of `count` gets.
 
-    The index may be a tensor. With `at_least_one`, a replica without samples
-    gets the last sample.
+    The index may be a tensor. `at_least_one` gives a part without rows one.
     """
 
     def shard(leaf: Any) -> Any:

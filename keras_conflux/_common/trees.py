@@ -86,8 +86,7 @@ def describe(leaf: Leaf) -> str:
 def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
     """Raises unless all trees have the same paths, dtypes and shapes.
 
-    Unknown dimensions agree with any. The error names the first leaf that
-    differs.
+    Unknown dimensions agree with any. The error names the first other leaf.
     """
     first = dict(with_paths(trees[0]))
     for index, tree in trees.items():

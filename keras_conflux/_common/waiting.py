@@ -75,8 +75,7 @@ def _work(inbox: _Inbox) -> None:
 class DaemonCall:
     """Calls a function in another thread, with this one's context variables.
 
-    So an interrupt is heard while the call is waited for, and one that hangs
-    does not keep Python from ending.
+    So an interrupt is heard meanwhile, and one that hangs lets Python end.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:

@@ -70,8 +70,7 @@ def map_buckets(
 ) -> list[tf.Tensor]:
     """Applies an elementwise `function` to dense tensors, bucket by bucket.
 
-    Where they are `in_order`, an element of each bucket's result travels with
-    the next one. There are few then.
+    If `in_order`, an element of each one's result travels with the next one.
     """
     if in_order:
         total = sum(map(bytes_of, tensors))

@@ -363,8 +363,7 @@ class Communicator:
     def _alone(self, trace: Trace, is_traced: bool) -> Iterator[None]:
         """Keeps executions of a trace apart from others, as of other threads.
 
-        They would meet in one collective. A function that is traced already
-        does not tell of its collectives.
+        They would meet in one collective. A traced function tells of none.
         """
         before = len(trace.graph.get_operations()) if trace.graph else 0
         try:

@@ -198,8 +198,7 @@ class ReplicaCollectives:
         """Joins the replicas' leaves along `axis`, where sizes may differ.
 
         XLA has to know where the rows of each replica begin, so it refuses
-        sizes that differ. `is_even` tells whether a tensor has the same size on
-        all replicas.
+        sizes that differ. `is_even` tells whether all replicas have as many.
         """
         leaves = self.gatherable(tree, axis)
         open_ = [_open_along(leaf, axis) for leaf in leaves]

@@ -116,8 +116,7 @@ def _without_unclear_parts(model: keras.Model, at_once: bool) -> Iterator[None]:
     """Leaves parts to the first step that may not be built from the data.
 
     A step of the user's own may give metrics and losses something else than the
-    data, and may build layers. An optimizer refuses variables that are made
-    after it was built.
+    data, and may build layers. A built optimizer refuses later variables.
     """
     from_data = at_once or not (has_own_step(model) or runs_eagerly(model))
     names = ("optimizer",) if from_data else _COMPILED
@@ -126,8 +125,7 @@ def _without_unclear_parts(model: keras.Model, at_once: bool) -> Iterator[None]:
             yield
     finally:
         # A step of the user's own may train some of the weights, and builds
-        # the optimizer for them; beside optimizers of its own it may never use
-        # the one of `compile`.
+        # the optimizer for them, or may have another one than `compile`'s.
         if (
             any(part is model.optimizer for part in left)
             and not has_own_step(model, "train_step")

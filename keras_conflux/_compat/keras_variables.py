@@ -28,8 +28,7 @@ def as_tensor(value: Any, dtype: str | None = None) -> tf.Tensor:
 def backing(variable: keras.Variable) -> Any:
     """Returns the TensorFlow variable that holds a Keras variable's value.
 
-    `None` if it has not been made yet. `variable.value` would cast it where
-    autocasting is on.
+    `None` if it has not been made yet. Autocasting changes `variable.value`.
     """
     return variable._value
 
@@ -90,8 +89,7 @@ def global_seed_generator() -> keras.random.SeedGenerator:
 def with_this_threads_state(fn: Callable) -> Callable:
     """Makes `fn` see this thread's Keras settings in the thread it runs in."""
     # Keras keeps them by thread (backend/common/global_state.py), and each
-    # replica has a thread. Both names are set for the whole program, not for
-    # a scope.
+    # replica has a thread. Both names are of the program, not of a scope.
     names = ("dtype_policy", "global_seed_generator")
     settings = {name: global_state.get_global_attribute(name) for name in names}
 

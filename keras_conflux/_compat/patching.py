@@ -60,8 +60,7 @@ def patch_all(table: Iterable[tuple[ListedName, Callable[..., Any]]]) -> None:
 def look_up_late(point: ListedName) -> None:
     """Has a method that was looked up before the first use act as after it.
 
-    In `model.fit(x, callbacks=[kc.Resume("runs/a")])` Python looks up `fit`
-    first.
+    Python looks up `fit` first in `model.fit(x, callbacks=[kc.Resume("a")])`.
     """
     owner, name = point.owner, point.attribute
     original = getattr(owner, name)

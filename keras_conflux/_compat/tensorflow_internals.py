@@ -133,12 +133,10 @@ def copy_that_is_read(variable: Any) -> tf.Variable:
 
 
 _UNTRUE = (
-    # Each process has a strategy of its own devices; all devices meet in
-    # collectives.
+    # Each process has a strategy of its own devices. Collectives join them.
     "Using MirroredStrategy with devices",
     "Initializing local devices since in-graph multi-worker training",
-    # Of reductions that are asked for outside of replicas. Replicas meet in
-    # collectives.
+    # Of reductions outside of replicas, which meet in collectives.
     "Reduce to ",
     "Gather to ",
 )

@@ -60,8 +60,7 @@ def connect(
 def _sigterm_kept() -> Iterator[None]:
     """Keeps the former effect of SIGTERM.
 
-    TensorFlow's service catches it, as a note for whoever asks, so that it
-    would no longer end the process.
+    TensorFlow's service would keep it as a note, and not end the process.
     """
     before = signal.getsignal(signal.SIGTERM)
     yield

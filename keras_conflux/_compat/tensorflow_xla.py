@@ -27,8 +27,7 @@ _PLATFORM = "CUDA"
 def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
     """All-reduces inside an XLA program that runs on `count` devices.
 
-    It adds, multiplies (`"Mul"`), or takes `"Min"` or `"Max"`, of float16,
-    bfloat16, float32 or int32.
+    Of float16, bfloat16, float32 or int32: `"Add"`, `"Mul"`, `"Min"`, `"Max"`.
     """
     # The mode "CrossReplica" gives each replica back its own tensor, as
     # TensorFlow compiles a program for each.
@@ -204,8 +203,7 @@ def exchanged_sum(
 ) -> tf.Tensor:
     """Returns this device's half of a sum of two devices, added up here.
 
-    Each sends the other's half as it is, which is fewer bytes than in the dtype
-    of the sum. See `all_gather`.
+    Each sends the other's half in its own dtype, in fewer bytes than a sum's.
     """
     size = length(flat)
     half = size // 2

@@ -1,5 +1,4 @@
 """The parts of training loops of the user's own.
 
-They stand on the core, which imports nothing of them: here the user reduces,
-and nothing is inferred.
+They stand on the core, which imports none of them. Here the user reduces.
 """

@@ -1,7 +1,6 @@
 """The collectives: exchanges between replicas that the user asks for.
 
-Each has two call forms, see `allreduce`. The work of one replica is the same in
-both (`verbs.py`).
+Each has two call forms, see `allreduce`. `verbs.py` has the work of a replica.
 """
 
 import dataclasses

@@ -151,3 +151,17 @@ def writes(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
     )
     for handle, uses in resources.uses_of_resources(graph):
         yield handle, [x for x in uses if id(handle) in changed(x)]
+
+
+def changes(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
+    """Yields resources that a graph changes, and the innermost operations.
+
+    Those of `tf.summary`, which say what is, are left out.
+    """
+    for handle, found in writes(graph):
+        inside = graph.capture(handle)
+        within = (writes_within(x, inside, {}) for x in found)
+        innermost = itertools.chain.from_iterable(within)
+        changing = [x for x in innermost if not only_reads(x)]
+        if changing and not changing[0].type.startswith("Write"):
+            yield handle, changing

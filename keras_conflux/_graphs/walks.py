@@ -121,8 +121,7 @@ def is_constant(tensor: tf.Tensor, *ends: str) -> bool:
 def may_be_differentiated_by(tensor: tf.Tensor, sources: list[Any]) -> bool:
     """Whether a tensor may have derivatives by one of the sources.
 
-    Whatever is read from a variable counts, if one of the sources is one.
-    Nothing flows through integers.
+    Reads of a variable count, if it is a source. Integers pass nothing on.
     """
     parts = tf.nest.flatten(sources, expand_composites=True)
     ends = {id(each) for each in parts}

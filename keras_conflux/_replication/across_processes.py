@@ -40,8 +40,7 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
     def __init__(self, strategy: Any) -> None:
         super().__init__()
         self._strategy = strategy
-        # One function for several ranks would be traced for unknown ones,
-        # which cannot be joined.
+        # Of unknown ranks, as one function for all has, none can be joined.
         self._compiled = functools.cache(
             lambda axis, ranks: run_everywhere(self._reduced(axis), strategy)
         )

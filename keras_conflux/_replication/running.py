@@ -1,8 +1,7 @@
 """The models that are in `fit`, `evaluate` or `predict` at the moment.
 
 The loop of such a call keeps the functions and the iterator that it began with,
-so its model cannot change its devices meanwhile: a `StrategyError` names the
-model and the call.
+so its model cannot change its devices meanwhile: that is a `StrategyError`.
 """
 
 import contextlib

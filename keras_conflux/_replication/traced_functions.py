@@ -65,18 +65,19 @@ def reads(graphs: list[Any], handles: Any) -> bool:
 
 def is_stale(function: Any) -> bool:
     """Whether a function of Keras' own trainer reads replaced variables."""
-    return bool(_replaced) and reads(_traces_of_keras(function), _replaced)
+    return bool(_replaced) and reads(traces_of_keras(function), _replaced)
 
 
 def read_by_functions(model: Any, handles: Any) -> bool:
     """Whether functions of Keras' own trainer read a variable."""
     return any(
-        reads(_traces_of_keras(getattr(model, each)), handles)
+        reads(traces_of_keras(getattr(model, each)), handles)
         for each in _FUNCTIONS
     )
 
 
-def _traces_of_keras(function: Any) -> list[Any]:
+def traces_of_keras(function: Any) -> list[Any]:
+    """Returns the graphs of a function of Keras' own trainer."""
     return [
         graph
         for inside in keras_models.tf_functions_in(function)

@@ -139,6 +139,33 @@ def test_objects_that_could_lose_their_state_are_named(tmp_path):
         linear(kc.Resume(tmp_path / "c"), lambdas)
 
 
+class SetOnce(keras.callbacks.Callback):
+    """Sets an attribute in the first epoch, or in each one."""
+
+    def __init__(self, value, anew):
+        super().__init__()
+        self.make, self.anew = value, anew
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 0 or self.anew:
+            self.mine = self.make()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if isinstance(self.mine, int):
+            self.mine += 1
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("value", [int, lambda: iter([1])])
+def test_a_value_that_only_the_first_epoch_sets_is_named(tmp_path, value, anew):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kc.ConfluxWarning)
+        resume = kc.Resume(tmp_path, every=1)
+        linear(resume, SetOnce(value, anew), epochs=2)
+    told = [each for each in caught if "given back ['mine']" in str(each)]
+    assert len(told) == (not anew)
+
+
 class Phase(enum.Enum):
     FIRST = 1
     SECOND = 2

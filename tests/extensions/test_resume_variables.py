@@ -1,5 +1,6 @@
 """Variables that Keras does not track go on in a training that is resumed."""
 
+import collections
 import types
 
 import keras
@@ -7,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ONE_AND_TWO
-from conftest import several
 
 import keras_conflux as kc
 from keras_conflux._extensions.resume import fit as resumed_fit
@@ -90,13 +90,62 @@ def of_a_dictionary(variable):
     return Loss()
 
 
+def of_a_default(variable):
+    def loss(true, predicted, scale=variable):
+        return annealed(scale) * squares(true, predicted)
+
+    return loss
+
+
+def of_a_class(variable):
+    class Scale:
+        pass
+
+    Scale.held = collections.deque([variable])
+
+    def loss(true, predicted):
+        def own():
+            return annealed(Scale.held[0])
+
+        return own() * squares(true, predicted)
+
+    return loss
+
+
+def of_a_set(variable):
+    scales = {Slots()}
+    for each in scales:
+        each.variable = variable
+
+    def loss(true, predicted):
+        return annealed(*(x.variable for x in scales)) * squares(
+            true, predicted
+        )
+
+    return loss
+
+
+def of_a_table(_):
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    def loss(true, predicted):
+        key = tf.constant([1], tf.int64)
+        table.insert(key, table.lookup(key) + 1.0)
+        return squares(true, predicted)
+
+    return loss
+
+
 LOSSES = {
     "a regularizer": lambda _: "mse",
     "a cell": of_a_cell,
     "an object": of_an_object,
     "a dictionary": of_a_dictionary,
     "a module": lambda _: of_a_module,
+    "a default": of_a_default,
+    "a class": of_a_class,
 }
+LOST = {"a set": of_a_set, "a table": of_a_table}
 
 
 def trained(folder, holder, devices, *callbacks, kind=keras.Variable):
@@ -110,7 +159,7 @@ def trained(folder, holder, devices, *callbacks, kind=keras.Variable):
             keras.layers.Dense(2, kernel_regularizer=of_weights),
         ]
     )
-    model.compile("sgd", LOSSES[holder](variable), jit_compile=False)
+    model.compile("sgd", (LOSSES | LOST)[holder](variable), jit_compile=False)
     if devices:
         kc.replicate(model, devices)
     model.fit(
@@ -124,7 +173,7 @@ def trained(folder, holder, devices, *callbacks, kind=keras.Variable):
 
 
 @pytest.mark.parametrize("devices", ONE_AND_TWO)
-@pytest.mark.parametrize("holder", [*LOSSES][:-1])
+@pytest.mark.parametrize("holder", LOSSES)
 def test_an_untracked_variable_goes_on(tmp_path, holder, devices):
     expected = trained(tmp_path / "whole", holder, devices, Kill(None))
     with pytest.raises(Killed):
@@ -146,11 +195,17 @@ def test_a_variable_of_tensorflow_goes_on(tmp_path):
     assert np.array_equal(got[-1], expected[-1])
 
 
-@several
-def test_a_variable_that_nothing_holds_is_named(tmp_path):
-    with pytest.warns(kc.ConfluxWarning, match="does not hold: scale") as told:
-        trained(tmp_path, "a module", 2)
+@pytest.mark.parametrize("devices", ONE_AND_TWO)
+def test_a_variable_that_nothing_holds_is_named(tmp_path, devices):
+    with pytest.warns(kc.ConfluxWarning, match="not hold: scale") as told:
+        trained(tmp_path, "a set", devices)
     assert len(told) == 1
+
+
+def test_a_table_is_named(tmp_path):
+    named = "what LookupTableInsertV2 changes"
+    with pytest.warns(kc.ConfluxWarning, match=named):
+        trained(tmp_path, "a table", None)
 
 
 def test_a_loop_saves_an_untracked_variable(tmp_path):

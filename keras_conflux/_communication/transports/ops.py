@@ -1,7 +1,6 @@
 """The ops of a reduction, and everything that depends on the choice of one.
 
-A transport knows sums, products, minima and maxima. `MEAN` is a sum that is
-divided afterwards.
+A transport knows sums, products, minima and maxima. `MEAN` divides a sum.
 """
 
 import operator

@@ -104,9 +104,8 @@ class XlaNccl:
         return tensorflow_xla.all_gather(parts, self._size, channel, after)
 
     def _say_devices(self) -> None:
-        # Only CollectiveReduceV2 says which devices the program is for, and it
-        # supports sums and products alone. So it sums an empty tensor, once
-        # in each graph.
+        # Only CollectiveReduceV2 says which devices the program is for, for
+        # sums and products. So it sums an empty tensor, once in each graph.
         graph = tf.compat.v1.get_default_graph()
         if graph not in self._told:
             self._told.add(graph)

@@ -3,8 +3,7 @@
 A step is traced for any number of samples (docs/design/input.md), and XLA
 compiles it for one. TensorFlow's own shape functions tell the shape of a
 tensor: the operations between the batch and the tensor are copied to a graph
-beside the step's, in which the batch has the shape that XLA will see. That
-graph never runs.
+beside the step's, where the batch has the shape for XLA, and which never runs.
 """
 
 from collections.abc import Callable

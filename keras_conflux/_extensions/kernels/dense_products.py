@@ -4,8 +4,7 @@ Keras' `einsum` multiplies a batch of sequences by a matrix of weights with
 `tf.matmul`, whose gradient is a matrix of weights for each sample, and the sum
 of these: XLA writes all of them to memory. It also cannot add a bias within a
 product whose columns have more than one axis. Here, the samples and positions
-are the rows of one matrix, and a bias is added before its columns get their
-axes.
+are rows of one matrix, and a bias is added before its columns get their axes.
 """
 
 import dataclasses

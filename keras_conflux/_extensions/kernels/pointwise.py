@@ -1,8 +1,7 @@
 """Convolutions whose kernel is one position, as products of two matrices.
 
 For such a convolution cuDNN has tens of algorithms, each of which XLA builds
-and times before the first step. For a product, the algorithms of cuBLASLt need
-not be built.
+and times before the first step. Of a product, cuBLASLt has them built.
 """
 
 import string

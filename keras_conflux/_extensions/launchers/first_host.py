@@ -57,8 +57,7 @@ def first_port(
     """Returns the port of the first process of each host, of 64.
 
     Trainings that share a host get other ports, unless their numbers lie 128 or
-    more apart. All processes have the same number. Somebody else uses a taken
-    port.
+    more apart. All processes have the same number. Others use a taken port.
     """
     given = integer(environ, PORT)
     if given is not None:
@@ -72,8 +71,8 @@ def first_port(
 def take_part(local_rank: int, count: int) -> None:
     """Lets this process see its part of the GPUs of its host.
 
-    Where it sees fewer GPUs than there are processes, somebody has dealt them
-    out already, and it takes all.
+    Where it sees fewer GPUs than there are processes, it takes all: some are
+    dealt out.
     """
     if count == 1:
         return

@@ -1,8 +1,7 @@
 """Processes that are told in the variables of `keras.distribution`.
 
 `keras.distribution.initialize` describes them. On JAX the address of the first
-process is enough. TensorFlow's processes connect each to each, so all are
-needed here.
+process is enough. TensorFlow's processes need all, to connect each to each.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Processes that `srun` has started as the tasks of one step.
 
-Only the first node of the list is read, where task 0 runs: the tasks tell it
-where they are.
+The first node of the list is read alone: task 0 runs there, and hears of all.
 """
 
 import functools
@@ -16,8 +15,7 @@ from keras_conflux._extensions.launchers import first_host
 from keras_conflux._extensions.launchers import mpi
 from keras_conflux._extensions.launchers import torchrun
 
-# Slurm's own steps have numbers from here on: the batch script, and the shell
-# of `salloc`.
+# Steps of Slurm's own, as of a batch script, have numbers from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFF00
 # The first name of a list such as `gpu[01-03,7],login1`.
 _FIRST_NODE = re.compile(r"(?:[^,\[\]]|\[\d+[-,\d]*\])+")
@@ -28,8 +26,7 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     """Returns the announcement of Slurm to the tasks of a step, if any.
 
     There is none outside of `srun`, as in a batch script, in a step with one
-    task, in one that `mpirun` has made, and where a task has started
-    `torchrun`.
+    task, in one of `mpirun`, and where a task has started `torchrun`.
     """
     step = numbers.integer(environ, "SLURM_STEP_ID")
     if step is None or step >= _FIRST_SPECIAL_STEP:

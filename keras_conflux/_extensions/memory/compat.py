@@ -45,15 +45,9 @@ def bytes_of_program(
         except (ValueError, tf.errors.OpError):  # XLA cannot compile it
             return None
     found = hlo_pb2.HloProto.FromString(document).buffer_assignment
-    return (
-        sum(
-            each.size
-            for each in found.buffer_allocations
-            if not each.is_entry_computation_parameter
-            and not each.is_thread_local
-        )
-        or None
-    )
+    needed = [x for x in found.buffer_allocations if not x.is_thread_local]
+    own = [x.size for x in needed if not x.is_entry_computation_parameter]
+    return sum(own) or None
 
 
 def with_loss_of_its_own(

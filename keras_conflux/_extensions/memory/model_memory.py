@@ -191,12 +191,8 @@ def limit_of(strategy: ReplicatedStrategy) -> int:
 def _turns(model: keras.Model, whole: Memory, limit: int) -> int | None:
     if whole.step is None or not limit:
         return None
-    return step_of.turns_that_fit(
-        whole.step,
-        sum(map(trees.bytes_of, model.trainable_variables)),
-        whole.variables,
-        limit,
-    )
+    sums = sum(map(trees.bytes_of, model.trainable_variables))
+    return step_of.turns_that_fit(whole.step, sums, whole.variables, limit)
 
 
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
@@ -262,11 +258,8 @@ def _peak(strategy: ReplicatedStrategy) -> int | None:
 
 
 def _assert_built(model: keras.Model) -> None:
-    unbuilt = [
-        layer
-        for layer in keras_models.all_layers(model)
-        if not layer.built and not isinstance(layer, keras.Model)
-    ]
+    found = [x for x in keras_models.all_layers(model) if not x.built]
+    unbuilt = [layer for layer in found if not isinstance(layer, keras.Model)]
     if unbuilt or not (model.built or model.variables):
         name = unbuilt[0].name if unbuilt else model.name
         raise ValueError(

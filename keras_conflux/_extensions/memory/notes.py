@@ -112,8 +112,7 @@ def _turns(model: Any, found: Memory, step: int | None) -> Iterator[_Row]:
     saved = None
     times = 2
     if step is not None:
-        # Sums of gradients come with the first turns, and are no activations
-        # later.
+        # Sums of gradients come with the first turns, and no activations later.
         gradients = sum(map(trees.bytes_of, model.trainable_variables))
         activations = step - gradients * (turns > 1)
         fitting = step_of.turns_that_fit(

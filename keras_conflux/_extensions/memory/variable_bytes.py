@@ -44,12 +44,8 @@ def optimizers_of(model: keras.Model) -> list[Held] | None:
     optimizers = [*state.stateful_objects(model, keras.optimizers.Optimizer)]
     if not optimizers:  # the model is not compiled
         return None
-    inner = {
-        id(other)
-        for each in optimizers
-        for other in state.stateful_objects(each)
-        if other is not each
-    }
+    held = ((x, y) for x in optimizers for y in state.stateful_objects(x))
+    inner = {id(other) for each, other in held if other is not each}
     found = [each for each in optimizers if each.built]
     for each in optimizers:
         if each.built or id(each) in inner:
@@ -95,12 +91,8 @@ def _as_shape(variable: keras.Variable) -> keras.Variable:
         # Muon tells variables apart by their paths.
         for name in variable.path.split("/")[:-1]:
             scopes.enter_context(keras.name_scope(name))
-        found = keras.Variable(
-            "zeros",
-            shape=variable.shape,
-            dtype=variable.dtype,
-            name=variable.name,
-        )
+        kind: Any = {"shape": variable.shape, "dtype": variable.dtype}
+        found = keras.Variable("zeros", name=variable.name, **kind)
     found.overwrite_with_gradient = variable.overwrite_with_gradient
     return found
 

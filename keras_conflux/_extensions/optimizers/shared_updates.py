@@ -71,19 +71,13 @@ def _has_updated(
 def decay(original: Callable, optimizer: Any, variables: list[Any]) -> None:
     """Decays weights as Keras does, but asks for the learning rate once.
 
-    Keras asks for it once for each variable. Of a schedule it then traces the
-    value some hundred times.
+    Keras asks for it for each variable, and traces a schedule each time.
     """
     if not steps.in_xla() or not compat.decays_at_one_rate(optimizer):
         original(optimizer, variables)
         return
-    learning_rate = optimizer.learning_rate
-    factors = functools.cache(
-        lambda dtype: (
-            tf.cast(optimizer.weight_decay, dtype),
-            tf.cast(learning_rate, dtype),
-        )
-    )
+    given = optimizer.weight_decay, optimizer.learning_rate
+    factors = functools.cache(lambda dtype: [tf.cast(x, dtype) for x in given])
     for each in variables:
         variable = state.backing(each)
         if compat.decays(optimizer, variable):

@@ -58,11 +58,8 @@ class ExchangeFolder:
 
     def written(self) -> list[pathlib.Path]:
         """Returns the files that TensorFlow has written."""
-        return [
-            path
-            for path in self.folder.glob("*")
-            if path.is_file() and not path.is_symlink()
-        ]
+        files = filter(pathlib.Path.is_file, self.folder.glob("*"))
+        return [path for path in files if not path.is_symlink()]
 
     def _remove(self, process: int) -> None:
         if os.getpid() == process:  # and not a fork of it

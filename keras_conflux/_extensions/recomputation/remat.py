@@ -24,11 +24,8 @@ def remat(_: Callable, f: Callable) -> Callable:
 
     @functools.wraps(f, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        if (
-            tf.executing_eagerly()
-            or compat.symbolic_scope.in_symbolic_scope()
-            or _is_done_by_its_layers(f)
-        ):
+        is_symbolic = compat.symbolic_scope.in_symbolic_scope()
+        if tf.executing_eagerly() or is_symbolic or _is_done_by_its_layers(f):
             return f(*args, **kwargs)
         return regions.traced(_name(f), f, args, kwargs)
 

@@ -57,6 +57,10 @@ class HeldAttributes:
     ) -> None:
         self._owner, self._digest = owner, digest
         self._any_words = isinstance(owner, _OF_LOGS)
+        self._made: dict[str, Any] = {}
+        """Digests of what the first `on_epoch_begin` has set."""
+        self._before: dict[str, Any] = {}
+        """The values of these before a later one."""
         methods = "state_dict", "load_state_dict"
         self._tells = all(hasattr(owner, name) for name in methods)
         if self._tells:
@@ -77,16 +81,37 @@ class HeldAttributes:
         self._named: set[str] = set()
         self._is_new = True
 
+    def end_epoch(self) -> None:
+        """Called before all callbacks' `on_epoch_begin`."""
+        self._before = held_by(self._owner) if self._made else {}
+
     def begin_epoch(self) -> None:
         """Notes changes of an `on_epoch_begin`; the first one may declare."""
         if self._tells:
             return
         now = _savable(self._owner)
         self._note_changes(now)
+        every = now | self._without_form(now)
         if self._is_new:
-            self._forms = _forms(now) | self._forms
             self._set_anew = self._other_objects(now)
+            made = (now.keys() - self._forms) | self._set_anew
+            self._made = {name: self._digest_of(every[name]) for name in made}
+            self._forms = _forms(now) | self._forms
         self._is_new = False
+        for name in self._made.keys() & self._before.keys():
+            # One that is set once is not set in a training that goes on.
+            if every.get(name) is self._before[name] and (
+                self._digest_of(every[name]) != self._made[name]
+            ):
+                self._forms.pop(name, None)
+                self._set_anew.discard(name)
+
+    def _digest_of(self, value: Any) -> Any:
+        """Returns another one each time for an object that may change."""
+        if plain_values.is_plain(value):
+            return self._digest(value)
+        known = _variables_of_model(self._owner)
+        return object() if _can_lose_state(value, known) else None
 
     def changed(self) -> dict[str, Any]:
         """Returns copies of the values that can be given back, and changed."""
@@ -168,6 +193,11 @@ class CallbackStates:
     def __init__(self, callbacks: list[Any], saved: Any = ()) -> None:
         self._callbacks = callbacks
         self._held = [HeldAttributes(each, saved=saved) for each in callbacks]
+
+    def end_epoch(self) -> None:
+        """Called before all callbacks' `on_epoch_begin`."""
+        for held in self._held:
+            held.end_epoch()
 
     def begin_epoch(self) -> None:
         """Called after all callbacks' `on_epoch_begin`."""
@@ -321,16 +351,9 @@ def _is_callback(owner: Any) -> bool:
 
 def is_of_keras(callback: Any) -> bool:
     """Whether Keras or this package has written the class or its parent."""
-    plain = (
-        keras.callbacks.Callback,
-        keras.callbacks.LambdaCallback,
-        keras.utils.PyDataset,
-    )
-    return any(
-        each.__module__.startswith(_KERAS)
-        for each in type(callback).__mro__
-        if each not in plain
-    )
+    plain = keras.callbacks.Callback, keras.callbacks.LambdaCallback
+    others = {*type(callback).__mro__} - {*plain, keras.utils.PyDataset}
+    return any(each.__module__.startswith(_KERAS) for each in others)
 
 
 def _name_what_is_lost(

@@ -1,5 +1,7 @@
 """The variables of all that a model holds or calls, tracked by Keras or not."""
 
+import collections
+import contextlib
 import functools
 import inspect
 import sys
@@ -11,7 +13,11 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._extensions.resume import held_attributes
+from keras_conflux._extensions.resume.compat import random_generators
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import resources
 from keras_conflux._replication import state
+from keras_conflux._replication import traced_functions
 
 _HOLDERS = (
     *(state.Replicable, keras.Loss, keras.Regularizer, keras.Initializer),
@@ -38,10 +44,33 @@ def variables_of(model: keras.Model) -> list[Any]:
     return [*found.values()]
 
 
-def names_of_lost(model: keras.Model) -> list[str]:
-    """Returns the variables that steps write and the model does not hold."""
-    held = {id(variable) for variable in variables_of(model)}
-    return [v.path for v in state.adopted(model) if id(v) not in held]
+def said_of_lost(model: keras.Model) -> str:
+    """Returns what to say of all that steps change and nobody saves, if any."""
+    seed = random_generators.present_global_seed()
+    saved = [*variables_of(model), *([] if seed is None else [seed])]
+    held = {id(x.handle) for each in saved for x in state.copies(each)}
+    lost: dict[int, Any] = {}
+    for variable in state.adopted(model):
+        lost[id(state.copies(variable)[0].handle)] = variable
+    for graph in traced_functions.traces_of_keras(model.train_function):
+        changed = [*effects.changes(graph)]
+        lost |= {id(handle): found[0] for handle, found in changed}
+        lost |= resources.variables_behind([handle for handle, _ in changed])
+    names = [
+        f"what {each.type} changes"
+        if isinstance(each, tf.Operation)
+        else state.name_of(each)
+        for handle, each in lost.items()
+        if handle not in held
+    ]
+    return (
+        "This training cannot be resumed exactly, because its steps change "
+        f"what the model does not hold: {', '.join(names)}. Make each a "
+        "`keras.Variable`, and an attribute of the model, or of a layer or a "
+        "loss of it, before training."
+        if names
+        else ""
+    )
 
 
 def _reachable(target: Any) -> Iterator[Any]:
@@ -61,14 +90,14 @@ def _reachable(target: Any) -> Iterator[Any]:
 def _parts(item: Any) -> list[Any]:
     if isinstance(item, dict):
         return [*item.values()]
-    if isinstance(item, set):
-        return sorted(item, key=lambda each: str(getattr(each, "name", each)))
-    if isinstance(item, list | tuple):
-        return [*item]
+    if isinstance(item, list | tuple | collections.deque):
+        return [*item]  # a set has another order at each start
     if isinstance(item, types.MethodType):
         return [item.__self__, item.__func__]
     if isinstance(item, types.FunctionType):
-        return _used_by(item) if _is_of_user(item) else []
+        return [*_used_by(item)] if _is_of_user(item) else []
+    if isinstance(item, type):
+        return [*vars(item).values()] if _is_of_user(item) else []
     if isinstance(item, tf.random.Generator):
         return [item.state]
     if isinstance(item, tf.types.experimental.PolymorphicFunction):
@@ -78,13 +107,28 @@ def _parts(item: Any) -> list[Any]:
     return []
 
 
-def _used_by(function: types.FunctionType) -> list[Any]:
-    """Returns the globals and cells of a function, but no classes or models."""
-    used = inspect.getclosurevars(function)
-    values = [*used.nonlocals.values(), *used.globals.values()]
-    return [x for x in values if not isinstance(x, type | keras.Model)]
+def _used_by(function: types.FunctionType) -> Iterator[Any]:
+    """Yields what a function uses: defaults, cells, and globals by name."""
+    yield function.__defaults__ or ()
+    yield function.__kwdefaults__ or {}
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            yield cell.cell_contents
+    codes = [function.__code__]
+    for code in codes:  # which grow by the functions inside
+        codes += [each for each in code.co_consts if inspect.iscode(each)]
+    names = [*dict.fromkeys(name for code in codes for name in code.co_names)]
+    scopes = [function.__globals__]
+    for scope in scopes:
+        for found in [scope[name] for name in names if name in scope]:
+            if inspect.ismodule(found):
+                is_known = any(vars(found) is each for each in scopes)
+                scopes += [vars(found)] * (_is_of_user(found) > is_known)
+            elif not isinstance(found, keras.Model):
+                yield found
 
 
 def _is_of_user(each: Any) -> bool:
-    """Whether a class or function is none of Python's or a framework's."""
-    return each.__module__.partition(".")[0] not in _OF_OTHERS
+    """Whether it is of no module of Python's or of a framework."""
+    module = getattr(each, "__module__", each.__name__)
+    return module.partition(".")[0] not in _OF_OTHERS

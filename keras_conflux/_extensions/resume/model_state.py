@@ -104,8 +104,10 @@ def build_optimizer(model: keras.Model, saved: Saved) -> None:
     weights = model.trainable_variables
     there = saved.state["model"]
     if optimizer is not None and not optimizer.built and there[_OPTIMIZER]:
-        places = there["trained"]
-        optimizer.build([weights[i] for i in places] if places else weights)
+        places = there["trained"] or []
+        if max(places, default=0) < len(weights):  # else `assert_same` raises
+            trained = [weights[i] for i in places]
+            optimizer.build(trained or weights)
 
 
 def _beside_weights(model: keras.Model) -> list[keras.Variable]:
@@ -175,16 +177,23 @@ def assert_same(saved: Saved, model: keras.Model) -> None:
         raise ValueError(
             f"{begin}. Of the {kind} and in this order, only the checkpoint "
             f"has [{_beyond(saved_of, found)}], and only the model has "
-            f"[{_beyond(found, saved_of)}].{_ways_to_build(model)}"
+            f"[{_beyond(found, saved_of)}]."
+            + _ways_to_build(model, len(found) < len(saved_of))
         )
     _assert_values(saved, here["other variables"])
 
 
-def _ways_to_build(model: keras.Model) -> str:
+def _ways_to_build(model: keras.Model, is_less: bool) -> str:
     found = [
         f" The optimizer {name} is not built: {HOW_TO_BUILD}."
         for name in unbuilt_optimizers(model)
     ]
+    if is_less:
+        found.append(
+            " A metric or a layer that only a step of the model's own uses is "
+            "built by its first batch: give it one before training, as in "
+            "model.f1.update_state(y, model(x)), and reset it."
+        )
     optimizer = getattr(model, "optimizer", None)
     is_built = optimizer is None or optimizer.built
     if not keras_models.layers_are_built(model) or not is_built:

@@ -21,6 +21,7 @@ from keras_conflux._compat import patching
 from keras_conflux._compat import versions
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import fingerprint
+from keras_conflux._extensions.resume import held_variables
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import writer
@@ -118,6 +119,8 @@ def save(
                 if said:
                     warn(said)
         barrier()
+    if model not in savers and (lost := held_variables.said_of_lost(model)):
+        warn(lost)
     savers.add(model)
 
 

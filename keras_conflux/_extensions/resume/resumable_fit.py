@@ -188,14 +188,9 @@ class ResumableFit(keras.callbacks.CallbackList):
             )
 
     def _name_what_is_not_held(self) -> None:
-        lost = held_variables.names_of_lost(self._trained)
-        if lost and not self._resume.pauses:  # at the first checkpoint
-            self._warn_or_raise(
-                "This training cannot be resumed exactly, because its steps "
-                "change variables that the model does not hold: "
-                f"{', '.join(lost)}. Make each an attribute of the "
-                "model, or of a layer or a loss of it, before `fit`."
-            )
+        at_first = not self._resume.pauses
+        if at_first and (said := held_variables.said_of_lost(self._trained)):
+            self._warn_or_raise(said)
 
     def _warn_or_raise(self, message: str) -> None:
         if self._resume.strict:
@@ -204,6 +199,7 @@ class ResumableFit(keras.callbacks.CallbackList):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Restores values that callbacks and Keras have set anew."""
+        self._states.end_epoch()
         super().on_epoch_begin(epoch, logs)
         self._epoch, self._ended = epoch, 0
         self._states.begin_epoch()

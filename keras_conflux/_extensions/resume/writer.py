@@ -128,8 +128,7 @@ def _new_folder(final: pathlib.Path) -> Iterator[pathlib.Path]:
 def remove(folder: pathlib.Path) -> None:
     """Removes a folder, if it is there and only has files of this package.
 
-    It loses its name first. With some of its files gone, it would look like
-    a checkpoint that has been damaged.
+    It loses its name first. With some files gone, it would look damaged.
     """
     hidden = _hidden(folder)
     with contextlib.suppress(FileNotFoundError):

@@ -66,8 +66,7 @@ def joined(variable: Any, own: np.ndarray) -> np.ndarray:
 def note_whole(variable: Any, value: Any, method: str = "assign") -> None:
     """Notes a whole value that a variable is given, outside of replicas.
 
-    All processes have to give it the same: they compare such values as they
-    compare assignments of copies.
+    All processes give it the same: they compare it as assignments of copies.
     """
     if process_count() == 1 or not tf.executing_eagerly():
         return

@@ -100,8 +100,7 @@ class ShardedVariable(InParts, values.DistributedVariable):
             part = self.layout.part_of(self._as_tensor(value), self._rank())
             read = options.get("read_value", True)
             return getattr(self.part, method)(part, read_value=read)
-        # On the host, unless the value is on a device already: each device
-        # gets its part only.
+        # On the host, unless it is on a device: each device gets its part.
         is_tensor = isinstance(value, tf.Tensor | tf.Variable)
         device = None if is_tensor else "CPU:0"
         with tf.device(device):

@@ -1,7 +1,6 @@
 """Gradients in the dtype in which a product has written them.
 
-Two devices send each other such gradients, which are fewer bytes, and add them
-up in the dtype of the weight.
+Two devices send each other these few bytes, and add in the weight's dtype.
 """
 
 import tensorflow as tf
@@ -24,8 +23,7 @@ def as_written(gradient: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns a gradient as a product has written it, or else in a dtype.
 
     Of all but products, XLA may leave out that a gradient had fewer bits in
-    between: it adds summands in float32, and rows of one index are added up
-    after the cast.
+    between: it adds summands in float32, and casts before it adds up rows.
     """
     step = steps.current()
     if step is not None and isinstance(gradient, tf.IndexedSlices):

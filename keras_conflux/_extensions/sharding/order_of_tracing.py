@@ -16,12 +16,9 @@ _MOVES = (*SHAPES, "Cast")
 
 def may_tell(tensor: tf.Tensor) -> bool:
     """Whether an entry of a tensor can travel along with a collective."""
-    return (
-        tensor.dtype in _TELLING
-        and tensor.shape.rank is not None
-        and 0 not in tensor.shape.as_list()
-        and bool(tensor.op.inputs)
-    )
+    if tensor.dtype not in _TELLING or tensor.shape.rank is None:
+        return False
+    return 0 not in tensor.shape.as_list() and bool(tensor.op.inputs)
 
 
 class Timeline:
@@ -110,12 +107,9 @@ def reads_since(
             and order.get(each, 0) < begin
         ]
 
-    return [
-        (each, tensor)
-        for tensor in walks.walked(tensors, moved)
-        for each in tensor.consumers()
-        if order.get(each, 0) >= begin
-    ]
+    found = walks.walked(tensors, moved)
+    uses = ((each, tensor) for tensor in found for each in tensor.consumers())
+    return [pair for pair in uses if order.get(pair[0], 0) >= begin]
 
 
 def read_others(reads: Reads, others: dict[int, tf.Tensor]) -> None:

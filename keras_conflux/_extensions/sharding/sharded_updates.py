@@ -237,11 +237,9 @@ def layouts_of(variables: Sequence[Any]) -> list[Layout | None]:
 def is_sharding() -> bool:
     """Whether the running replica keeps parts of some variables."""
     strategy: Any = tf.distribute.get_strategy()
-    return (
-        in_replica()
-        and strategy.shard is not None
-        and strategy.communicator.size > 1
-    )
+    if not in_replica() or strategy.shard is None:
+        return False
+    return strategy.communicator.size > 1
 
 
 def scattered(variables: Sequence[Any], step: Step, grads: Any) -> list[Any]:
@@ -285,8 +283,7 @@ def _in_parts(
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """Notes losses of whose gradients an optimizer needs parts only.
 
-    They are scattered when they are summed. Those that it accumulates are
-    scattered when it updates.
+    They are scattered when summed, or at the update if it accumulates them.
     """
     result = original(optimizer, loss)
     step = steps.current_fit_step()

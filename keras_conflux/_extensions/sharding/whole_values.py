@@ -1,7 +1,6 @@
 """Whole values of variables, the gradients by them, and whole models.
 
-Layers in a step of `fit` read their weights in another way. See
-`gathered_weights`.
+In a step of `fit` layers read theirs in another way: see `gathered_weights`.
 """
 
 from collections.abc import Callable

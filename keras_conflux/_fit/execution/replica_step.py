@@ -44,8 +44,7 @@ from keras_conflux._replication.steps import Step
 class ReplicaStep:
     """A step of a model on each replica. It makes the values global that leave.
 
-    `on_whole_batch` runs the step of one device, for which nothing has to be
-    known, on a batch.
+    `on_whole_batch` runs the step of one device, which needs none of this.
     """
 
     returns: type[Exit]

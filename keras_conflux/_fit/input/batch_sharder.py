@@ -30,8 +30,7 @@ class BatchSharder:
     """Shards the batches of one source of data, as evenly as can be.
 
     It stacks those that divide evenly, if it `stacks`. For `keep_rows` see
-    `Specs`. Each replica runs its shard in so many turns. By default shards are
-    of all replicas.
+    `Specs`. Each replica runs its shard in so many turns.
     """
 
     def __init__(

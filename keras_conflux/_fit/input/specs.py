@@ -12,8 +12,7 @@ from keras_conflux._common.trees import Tree
 class Specs:
     """Finds the specs that a step is traced for, the same for many batches.
 
-    With `keep_rows` they say how many samples a batch has, for steps that
-    cannot be traced without.
+    With `keep_rows` they say how many samples a batch has, if a step must know.
     """
 
     def __init__(self, keep_rows: bool = False) -> None:
@@ -67,8 +66,7 @@ def spec_of_any(leaf: Any) -> Any:
 def specs_of_shard(specs: Tree, count: int) -> Tree:
     """The specs of a replica's shard of batches of these specs.
 
-    How many samples it has is known where the batch says how many it has, and
-    they divide evenly.
+    Its number of samples is known where the batch's is, and divides evenly.
     """
 
     def shard(spec: Any) -> Any:

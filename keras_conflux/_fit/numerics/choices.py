@@ -73,8 +73,7 @@ class Choices(Exit):
     def come_together(self) -> bool:
         """Makes the conditions common of the branches that are being traced.
 
-        Tells if all replicas, or none, reach the current graph. Nothing can be
-        exchanged in loops.
+        Tells if all replicas, or none, reach the current graph, and no loop.
         """
         here = tf.compat.v1.get_default_graph()
         begin, *graphs = [*(graph for graph, _ in self._traced), here]

@@ -217,8 +217,7 @@ def dropout(original: Callable, *args: Any, **kwargs: Any) -> Any:
 def whole(original: Callable, *args: Any, **kwargs: Any) -> Any:
     """Draws all rows of one device, and takes the replica's.
 
-    For numbers that are drawn until they are accepted, as gamma's, and for
-    categories.
+    For categories, and numbers drawn until they are accepted, as gamma's.
     """
     given = _bound(original, args, kwargs)
     shape: Any = given.get("shape")

@@ -155,8 +155,7 @@ def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
 def own_part(whole: tf.Tensor, like: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns this replica's rows of all replicas' rows.
 
-    There are as many for each sample. `like` has the shape of the result, and
-    is not computed.
+    There are as many for each sample. `like` only tells the result's shape.
     """
     place = step.place()
     own, before, total = (tf.cast(number, tf.int32) for number in place)

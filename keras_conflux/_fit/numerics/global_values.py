@@ -64,8 +64,7 @@ def _own_gradient(
     """Returns the derivatives that a program defines, of the global batch.
 
     The program computes them with tensors of the replica, for stand-ins of the
-    upstream derivatives, which it may mix like samples. The result is computed
-    once more.
+    upstream derivatives, which it may mix like samples, and the result again.
     """
     if operation.graph is not tf.compat.v1.get_default_graph():
         raise NotDerivable(operation.name)

@@ -58,12 +58,10 @@ class Gradients(Exit):
     ) -> None:
         """Leaves the gradients of a loss to an optimizer.
 
-        Only Keras' own step, and an optimizer with Keras' own `apply`, surely
-        hand them on as they are.
+        Keras' own step, and Keras' own `apply`, surely hand them on as is.
 
         `summed_by` takes gradients and their variables, and sums the gradients
-        of all replicas. By default the optimizer accumulates them, and they are
-        summed when it updates.
+        of all replicas. By default that is done when the optimizer updates.
         """
         surely = self.is_keras_step and not self.step.turns
         if surely and keras_optimizers.applies_as_keras(optimizer):
@@ -117,8 +115,7 @@ class Gradients(Exit):
     ) -> list[Any]:
         """Returns a replica's share of gradients that are global already.
 
-        The copies of accumulators are added up. In a loop of the user's, the
-        first replica has all.
+        The copies of accumulators are added up. In loops, the first has all.
         """
         share = self.step.device_fraction
         if share is None:

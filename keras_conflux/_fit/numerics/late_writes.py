@@ -41,8 +41,7 @@ def own_share(
 ) -> tf.Tensor:
     """Returns this replica's share of a metric variable's new value.
 
-    The copies add up to the value. The summand of a stand-in for samples is
-    left out.
+    The copies add up to the value, without the summand of a stand-in.
     """
     value = keras_variables.as_tensor(value, variable.dtype)
     without_samples = None

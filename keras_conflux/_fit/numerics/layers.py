@@ -293,8 +293,7 @@ def merge_call(
     """Marks the result of `merge_call`, which no replica's graph tells.
 
     The user computes it from all replicas. It is traced in the midst of the
-    first replica's step, from the values of all, so each replica would read
-    something else in it.
+    first replica's step, from all values, which each would read otherwise.
     """
     result = original(replica, *args, **kwargs)
     step = steps.current_fit_step()

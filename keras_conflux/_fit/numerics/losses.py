@@ -165,8 +165,7 @@ def update_mean(
 ) -> Any:
     """Takes unknown values for rows of samples, or for a mean over them.
 
-    Known values need nothing: the metric's variables get this replica's share
-    of one device's summand.
+    Known values need nothing: variables get a share of one device's summand.
     """
     step = steps.current_fit_step()
     if step is None:

@@ -118,8 +118,7 @@ def _inside(
 def _applying(accumulates: bool) -> Iterator[Gradients]:
     """Marks an optimizer's application of gradients in this replica.
 
-    An optimizer may hold others, as `LossScaleOptimizer` does, whose `apply`
-    reduces nothing again.
+    The `apply` of one that it holds, as a loss scale's, reduces nothing again.
     """
     step = steps.current() or Step("strategy.run")
     known = Gradients.of(step)
@@ -221,8 +220,7 @@ def _accumulates(optimizer: Any) -> bool:
 def _sums_copies(optimizer: Any) -> bool:
     """Whether the accumulated gradients are the sum of the copies.
 
-    If Keras has made its variables in a scope, and no `fit` has trained with
-    them, each copy has all.
+    If Keras has made them in a scope, and no `fit` has trained, each has all.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return any(

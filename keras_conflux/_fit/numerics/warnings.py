@@ -71,8 +71,7 @@ def _is_known(part: Any) -> bool:
 def warn_of_unknown_values(step: Step, key: str, what: str) -> None:
     """Warns of values that are taken for rows of samples, or for a mean.
 
-    `what` names them, such as "what the layer 'dense' is given". A step warns
-    of each key once.
+    `what` names them, such as "the input of the layer 'dense'". Once a key.
     """
     here = tf.compat.v1.get_default_graph()
     if step.kinds.is_blind or here is not step.graph:
@@ -132,6 +131,30 @@ def warn_of_plain_variables(step: Step) -> None:
                 "`assign_add` or `assign_sub` of the variable itself.",
                 writes[0],
             )
+    for handle, found in effects.changes(step.graph):
+        changes = [x for x in found if _repeats(x, step)]
+        behind = resources.variable_behind(step.graph.capture(handle))
+        if changes and behind is None:
+            step.warn_once(
+                f"resource {id(handle)}",
+                f"each replica runs `{changes[0].type}`, which changes a "
+                "table, a queue or an iterator, and one device runs it once. "
+                "Keep such state in a `keras.Variable`, draw batches outside "
+                "of the step, or train with `run_eagerly=True`.",
+                changes[0],
+            )
+
+
+def _repeats(change: tf.Operation, step: Step) -> bool:
+    """Whether each replica changes what one device changes once."""
+    given = [x for x in change.inputs if x.dtype != tf.resource]
+    inserts = change.type.startswith("LookupTableI")  # once more is the same
+    is_same = inserts and all(tf.get_static_value(x) is not None for x in given)
+    if is_same or change.type == "MutexLock":  # of this package
+        return False
+    # One device, which runs in turns, runs once what is equal in all of them.
+    is_one = tf.distribute.get_strategy().communicator.size == 1
+    return not is_one or any(step.kinds.of(x) != EQUAL for x in given)
 
 
 def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:

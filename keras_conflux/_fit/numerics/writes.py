@@ -42,6 +42,8 @@ def assign(original: Callable, variable: Any, value: Any) -> Any:
     writes, step = _recording(), steps.current()
     if writes is not None:
         value = writes.to_write(variable, value)
+    elif step is not None and step.is_updating:
+        Writes.of(step).has_copies(variable)  # or is noted, as a constraint's
     elif step is not None and is_counter(variable):
         value = late_writes.of_rows(variable, value, step)
     return original(variable, value)
@@ -152,13 +154,9 @@ class Writes(Exit):
         self._times[id(variable)] += 1
         if not self._is_of_package:
             self._by_program.setdefault(id(variable), variable)
-        backing = keras_variables.backing(variable)
-        if backing is None or replica_collectives().count == 1:
-            return
-        if not is_replicated(backing):
-            self._untracked[id(variable)] = variable
-        elif (
-            not self._is_of_package
+        if (
+            self.has_copies(variable)
+            and not self._is_of_package
             and state.is_mirrored(variable)
             and self.step.known_sizes
             and not self.step.kinds.depends_on_samples(value)
@@ -167,6 +165,15 @@ class Writes(Exit):
                 f"sets the variable {state.name_of(variable)!r} to a constant, "
                 "or adds one"
             )
+
+    def has_copies(self, variable: keras.Variable) -> bool:
+        """Whether each of several replicas has one. Notes the others."""
+        backing = keras_variables.backing(variable)
+        if backing is None or replica_collectives().count == 1:
+            return False
+        if not is_replicated(backing):
+            self._untracked[id(variable)] = variable
+        return is_replicated(backing)
 
     def to_add(self, variable: keras.Variable, value: Any) -> Any:
         """Notes the value of a variable before the step first added to it.
@@ -304,8 +311,7 @@ def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
         found = global_values([value], step)[0]
     except NotDerivable:
         return value
-    # An axis that the outer graph has is no constant here, so that TensorFlow
-    # may not know the shape.
+    # TensorFlow may not know the shape: the outer graph's axis is no constant.
     found = tf.ensure_shape(found, value.shape)
     step.kinds.mark_equal([found])
     return found

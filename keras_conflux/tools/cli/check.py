@@ -61,12 +61,10 @@ def add_to(subcommands: Any) -> None:
     )
     devices = f"default: all GPUs, or {_CPU_DEVICES} logical CPU devices"
     add_count(parser, "--devices", 1, None, devices)
+    names = [check.name for check in CHECKS]
+    some = f"some of: {', '.join(names)}"
     parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=[check.name for check in CHECKS],
-        metavar="CHECK",
-        help=f"some of: {', '.join(check.name for check in CHECKS)}",
+        "--only", nargs="+", choices=names, metavar="CHECK", help=some
     )
     add_json(parser)
     parser.set_defaults(main=main, error=parser.error)
@@ -194,11 +192,8 @@ def _result(
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of a check, which trains alone."""
     # A launcher's variables would make it wait for others.
-    return {
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-        **without_launchers(environ),
-    }
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    return quiet | without_launchers(environ)
 
 
 def _kill_group(process: "subprocess.Popen[str]") -> None:

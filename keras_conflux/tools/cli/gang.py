@@ -21,11 +21,8 @@ from keras_conflux.tools.cli.reasons import LastError
 
 _CHILD = Path(__file__).with_name("child.py")
 
-TOLD = tuple(
-    getattr(signal, name)
-    for name in ("SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-)
+_NAMES = "SIGUSR1", "SIGUSR2"
+TOLD = tuple(getattr(signal, x) for x in _NAMES if hasattr(signal, x))
 """Signals that are handed on, and after which processes have all their time."""
 
 _LAST_OUTPUT_SECONDS = 1.0
@@ -56,8 +53,7 @@ class Gang:
 
     A process is the leader of a group, to which all belong that it starts.
     The whole group is gone after the `with` block. After a failure or a signal,
-    and again after SIGTERM, the others may run for the seconds of grace. Then
-    SIGKILL ends them.
+    and again after SIGTERM, the others have the seconds of grace, then SIGKILL.
     """
 
     def __init__(

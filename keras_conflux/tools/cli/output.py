@@ -30,8 +30,7 @@ class Sink:
     """A file to which output goes, however it waits or fails.
 
     A thread of its own writes. While a reader pauses, the output of the
-    processes is kept for it up to a limit, beyond which they wait, as for any
-    reader.
+    processes is kept for it up to a limit, beyond which they wait.
 
     It tells once nobody reads any more, and of the error when the file begins
     to refuse output, as on a full disk.

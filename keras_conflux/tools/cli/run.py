@@ -56,17 +56,11 @@ def add_to(subcommands: Any) -> None:
     )
     _add_options(parser)
     # The rest belongs to the script, even if it looks like an option.
-    parser.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        help="run a module, as `python -m` does; its arguments follow",
-    )
-    parser.add_argument(
-        "script",
-        nargs=argparse.REMAINDER,
-        help="the script; its arguments follow",
-    )
+    rest: Any = {"nargs": argparse.REMAINDER}
+    module = "run a module, as `python -m` does; its arguments follow"
+    parser.add_argument("-m", dest="module", help=module, **rest)
+    script = "the script; its arguments follow"
+    parser.add_argument("script", help=script, **rest)
     parser.set_defaults(main=main, error=parser.error)
 
 
@@ -102,11 +96,8 @@ def main(options: argparse.Namespace) -> int:
         )
     inherited = _without_launchers(options)
     try:
-        shares = deal(
-            visible_gpus(os.environ),
-            options.processes,
-            options.gpus_per_process,
-        )
+        gpus, count = visible_gpus(os.environ), options.processes
+        shares = deal(gpus, count, options.gpus_per_process)
     except ValueError as error:
         options.error(str(error))
     with _signals_as_events() as events:

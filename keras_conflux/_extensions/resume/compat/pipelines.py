@@ -19,8 +19,7 @@ def has_unknown_parts(dataset: tf.data.Dataset) -> bool:
     """Whether it draws from data sets that are not among its inputs.
 
     A function that names a data set made outside of it, as a `flat_map`'s may,
-    has captured its tensor alone. So has a source of data sets, such as
-    `Dataset.from_tensors`.
+    has captured its tensor alone. So has a `Dataset.from_tensors` of them.
     """
     specs = tf.nest.flatten(dataset.element_spec)
     gives_them = any(isinstance(spec, tf.data.DatasetSpec) for spec in specs)
