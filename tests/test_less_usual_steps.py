@@ -1,5 +1,7 @@
 """Steps that use what they are given in less usual ways."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -167,6 +169,22 @@ def thrice(model, x):
     return {"penalty": penalty}
 
 
+def by_points(model, x):
+    """Fits a differential equation at points that are no samples."""
+    points = ops.reshape(ops.linspace(0.0, 1.0, 5 * x.shape[1]), (5, -1))
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as middle:
+            middle.watch(points)
+            with tf.GradientTape() as inner:
+                inner.watch(points)
+                rows = ops.tanh(model.net(points))
+            slopes = inner.gradient(rows, points)
+        residual = middle.gradient(slopes, points) + slopes
+        penalty = ops.mean(residual**2) + ops.mean(model.net(x) ** 2)
+    apply(model, outer, penalty)
+    return {"penalty": penalty}
+
+
 SECOND = {
     "a root": penalized(lambda _, rows: ops.sqrt(ops.mean(rows**2))),
     "similarities": penalized(
@@ -185,6 +203,7 @@ SECOND = {
     ),
     "weights": by_weights,
     "three times": thrice,
+    "points": by_points,
 }
 
 
@@ -195,10 +214,12 @@ def test_second_derivatives_of_what_is_of_all_samples(
     name, microbatches, count
 ):
     step = SECOND[name]
-    one, many = (
-        trained(None, step),
-        trained(count, step, microbatches=microbatches),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
+        one, many = (
+            trained(None, step),
+            trained(count, step, microbatches=microbatches),
+        )
     assert_equal(one, many)
 
 

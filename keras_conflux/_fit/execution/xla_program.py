@@ -119,13 +119,8 @@ class XlaProgram(StepPrograms):
             for each in shard_specs
         ]
         signature = [tf.TensorSpec([], tf.int32), specs]
-        return TracedProgram(
-            self._communicator,
-            self._watchdog,
-            all_replicas,
-            signature,
-            compiled=True,
-        )
+        given = self._communicator, self._watchdog, all_replicas, signature
+        return TracedProgram(*given, compiled=True)
 
     def _serves_all(self, trace: SharedTrace, shard_specs: list[Tree]) -> bool:
         """Whether the trace of replica 0 equals the traces of the others.

@@ -67,16 +67,20 @@ def gradient(
     Gradients of tensors of a replica's own samples are not summed: they are the
     part of one device's gradient that belongs to these samples.
     """
-    step = _computing()
+    step, others = _computing(), (output_gradients, unconnected_gradients)
     if step is None:
-        return original(
-            tape, target, sources, output_gradients, unconnected_gradients
-        )
+        return original(tape, target, sources, *others)
     targets = tf.nest.flatten(target)
     given = [None] * len(targets)
     if output_gradients is not None:
         given = tf.nest.flatten(output_gradients)
     flat = tf.nest.flatten(sources)
+    every = [x for x in (*flat, *targets, *given) if x is not None]
+    equal = (
+        isinstance(x, tf.Tensor) and step.kinds.of(x) == EQUAL for x in every
+    )
+    if all(equal):  # on all replicas, and so are its derivatives
+        return left_alone(original, tape, target, sources, *others)
     if any(_is_shared(source, step) for source in flat):
         _refuse_in_loops(step)
         Choices.of(step).note(GRADIENT)
