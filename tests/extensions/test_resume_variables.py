@@ -99,13 +99,13 @@ def of_a_default(variable):
 
 def of_a_class(variable):
     class Scale:
-        pass
-
-    Scale.held = collections.deque([variable])
+        @staticmethod
+        def now(held=(collections.deque([variable]),)):
+            return annealed(held[0][0])
 
     def loss(true, predicted):
         def own():
-            return annealed(Scale.held[0])
+            return Scale.now()
 
         return own() * squares(true, predicted)
 

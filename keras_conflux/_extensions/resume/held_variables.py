@@ -23,6 +23,7 @@ _HOLDERS = (
     *(state.Replicable, keras.Loss, keras.Regularizer, keras.Initializer),
     *(keras.constraints.Constraint, functools.partial, types.SimpleNamespace),
 )
+_OF_FUNCTIONS = types.MethodType | staticmethod | classmethod | property
 _OF_OTHERS = {"keras", "keras_conflux", "tensorflow", "numpy"}
 _OF_OTHERS |= sys.stdlib_module_names
 
@@ -36,12 +37,9 @@ def variables_of(model: keras.Model) -> list[Any]:
     adopted = {id(variable) for variable in state.adopted(model)}
     tracked = [v for v in state.variables_of(model) if id(v) not in adopted]
     every = [*tracked, *_reachable(model)]
-    # One of Keras comes before the one of TensorFlow that it holds.
-    every.sort(key=lambda v: not isinstance(v, keras.Variable))
-    found: dict[int, Any] = {}
-    for variable in every:
-        found.setdefault(id(state.backing(variable)), variable)
-    return [*found.values()]
+    # One of Keras replaces the one of TensorFlow that it holds.
+    every.sort(key=lambda v: isinstance(v, keras.Variable))
+    return [*{id(state.backing(v)): v for v in every}.values()]
 
 
 def said_of_lost(model: keras.Model) -> str:
@@ -49,9 +47,8 @@ def said_of_lost(model: keras.Model) -> str:
     seed = random_generators.present_global_seed()
     saved = [*variables_of(model), *([] if seed is None else [seed])]
     held = {id(x.handle) for each in saved for x in state.copies(each)}
-    lost: dict[int, Any] = {}
-    for variable in state.adopted(model):
-        lost[id(state.copies(variable)[0].handle)] = variable
+    adopted: Any = state.adopted(model)
+    lost = {id(state.copies(each)[0].handle): each for each in adopted}
     for graph in traced_functions.traces_of_keras(model.train_function):
         changed = [*effects.changes(graph)]
         lost |= {id(handle): found[0] for handle, found in changed}
@@ -88,12 +85,13 @@ def _reachable(target: Any) -> Iterator[Any]:
 
 
 def _parts(item: Any) -> list[Any]:
-    if isinstance(item, dict):
-        return [*item.values()]
-    if isinstance(item, list | tuple | collections.deque):
-        return [*item]  # a set has another order at each start
-    if isinstance(item, types.MethodType):
-        return [item.__self__, item.__func__]
+    if isinstance(item, dict | list | tuple | collections.deque):
+        # A set has another order at each start. Long ones hold data.
+        held = item.values() if isinstance(item, dict) else item
+        return [*held] if len(item) < 10_000 else []
+    if isinstance(item, _OF_FUNCTIONS):
+        names = "__self__", "__func__", "fget"
+        return [getattr(item, name, None) for name in names]
     if isinstance(item, types.FunctionType):
         return [*_used_by(item)] if _is_of_user(item) else []
     if isinstance(item, type):
@@ -130,5 +128,5 @@ def _used_by(function: types.FunctionType) -> Iterator[Any]:
 
 def _is_of_user(each: Any) -> bool:
     """Whether it is of no module of Python's or of a framework."""
-    module = getattr(each, "__module__", each.__name__)
+    module = getattr(each, "__module__", None) or each.__name__
     return module.partition(".")[0] not in _OF_OTHERS
