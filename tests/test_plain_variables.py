@@ -306,6 +306,20 @@ def test_what_each_replica_changes_and_one_device_once(kind):
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("kind", [*SHARED, "looks up", "adds"])
+def test_functions_that_would_wait_for_each_other_are_refused(kind):
+    held = keras.Variable(0.0, trainable=False)
+
+    @tf.function
+    def change(layer, x):
+        (SHARED | WRONG | RIGHT)[kind](layer, x)
+        held.assign(tf.reduce_mean(x))
+
+    model = kc.replicate(model_that(change), 2)
+    with pytest.raises(kc.StrategyError, match=r"Leave out `tf\.function`"):
+        fit(model)
+
+
 def test_a_step_that_is_traced_for_a_number_of_samples():
     def adds_rows(layer, x):
         layer.mine.assign_add([x.shape[0] / 1.0 for _ in range(2)])

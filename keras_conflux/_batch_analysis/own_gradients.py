@@ -163,8 +163,7 @@ class _Kinds:
 
         What is not known in a loop or a function is taken for rows. If no
         entry touches another one, no sample does. What the whole batch shares
-        is taken for EQUAL, since samples add up to derivatives by it. It raises
-        `NotDerivable` if it is neither.
+        is taken for EQUAL, as samples add up. Else it raises `NotDerivable`.
         """
         kind = self._kinds.of(tensor)
         if kind == EQUAL or (

@@ -85,12 +85,9 @@ def wait_while_all_processes_live(call: DaemonCall, seconds: float) -> bool:
 def is_caused_by_another_process(error: BaseException) -> bool:
     """Whether an error says that another process has failed or has ended."""
     broken = (
-        tf.errors.UnavailableError
-        | tf.errors.InternalError
-        | tf.errors.AbortedError
-        | tf.errors.CancelledError
-        | tf.errors.FailedPreconditionError
-        | tf.errors.DeadlineExceededError
+        *(tf.errors.UnavailableError, tf.errors.InternalError),
+        *(tf.errors.AbortedError, tf.errors.CancelledError),
+        *(tf.errors.FailedPreconditionError, tf.errors.DeadlineExceededError),
     )
     words = r"/job:worker|[Ss]ocket closed|heartbeat|[Cc]ollective ops is abort"
     return isinstance(error, broken) and bool(re.search(words, str(error)))

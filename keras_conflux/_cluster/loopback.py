@@ -1,8 +1,7 @@
 """Closes the ports of processes that are all on one host to other hosts.
 
-TensorFlow listens on all interfaces, whatever the address. Its socket is one of
-this process, so it can be bound to the loopback interface afterwards. Other
-users of the host still reach it.
+TensorFlow listens on all interfaces, whatever the address. Its socket can be
+bound to the loopback interface afterwards. Users of the host still reach it.
 """
 
 import contextlib

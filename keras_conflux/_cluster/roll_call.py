@@ -67,8 +67,7 @@ def hosts_of_all(
     """Waits until all processes have come, and returns from which hosts.
 
     A host is the address from which its processes come, so it need not know a
-    name of its own. The first address is the one of process 0. If they do not
-    come, a message says why.
+    name of its own. Process 0 has the first. If none come, a message says why.
     """
     if index > 0:
         hosts, wrong = _reported(first, index, count, seconds)

@@ -199,9 +199,7 @@ READ = (
     ),
     Private(f"{_DEPENDENCIES}:op_is_stateful", "op"),
     Private(f"{_DEPENDENCIES}:_get_resource_inputs", "op"),
-    Private(
-        "tensorflow:Operation", mentions="_add_control_input, _update_input"
-    ),
+    Private("tensorflow:Operation", None, "_add_control_input, _update_input"),
     Private(f"{_GRAPHS}:CondBranchFuncGraph"),
     Private(f"{_GRAPHS}:WhileBodyFuncGraph"),
     Private(f"{_GRAPHS}:WhileCondFuncGraph"),

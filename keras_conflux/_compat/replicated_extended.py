@@ -318,8 +318,7 @@ def _in_order_of_its_own(fn: Callable) -> Callable:
     A tf.function runs ops with side effects on nothing in particular (an
     assertion, a print, a Python call) in the order of tracing: all of replica
     0's before all of replica 1's. One after a collective in replica 0 and one
-    before it in replica 1 would wait for each other forever. Here each replica
-    has an order of its own.
+    before it in replica 1 would wait for each other. Here each has its order.
     """
 
     @functools.wraps(fn)

@@ -135,10 +135,7 @@ class Grappler(enum.Enum):
     """
 
     NOTHING = ()
-    OTHER_ORDERS = (
-        ("arithmetic_optimization", _OFF),
-        ("constant_folding", _OFF),
-    )
+    ORDERS = (("arithmetic_optimization", _OFF), ("constant_folding", _OFF))
     ALL = (("disable_meta_optimizer", True),)
 
 

@@ -2,8 +2,7 @@
 
 A branch or a loop may hold a collective if its condition is provably equal:
 computed from constants, equal arguments, results of collectives, and variables
-of integers whose copies are equal. A weight may have come apart where a replica
-has updated its own copy.
+of integers whose copies are equal. Copies of a weight may have come apart.
 """
 
 from collections.abc import Sequence

@@ -271,7 +271,7 @@ class _Compiled:
         self._noted = _Noted()  # of the last call
         self._watchdog = StepWatchdog(strategy.devices, self._name)
         alone = strategy.communicator.size == 1
-        self._leaves_out = Grappler.NOTHING if alone else Grappler.OTHER_ORDERS
+        self._leaves_out = Grappler.NOTHING if alone else Grappler.ORDERS
         warned: set[str] = set()
         begin = tf.autograph.experimental.do_not_convert(self._begin)
         fail = tf.autograph.experimental.do_not_convert(self._fail)

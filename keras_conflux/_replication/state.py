@@ -224,8 +224,7 @@ def add_up_accumulated(
 ) -> None:
     """Moves all accumulated gradients to the first replica of all processes.
 
-    The sum stays the same. Or each process' first replica gets it, to go on
-    alone. All processes call this.
+    All processes call this. Or each one's first replica gets it, to be alone.
     """
     if process_count() == 1:
         return

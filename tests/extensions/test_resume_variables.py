@@ -197,7 +197,7 @@ def test_a_variable_of_tensorflow_goes_on(tmp_path):
 
 @pytest.mark.parametrize("devices", ONE_AND_TWO)
 def test_a_variable_that_nothing_holds_is_named(tmp_path, devices):
-    with pytest.warns(kc.ConfluxWarning, match="not hold: scale") as told:
+    with pytest.warns(kc.ConfluxWarning, match="first step: scale") as told:
         trained(tmp_path, "a set", devices)
     assert len(told) == 1
 
@@ -218,3 +218,54 @@ def test_a_loop_saves_an_untracked_variable(tmp_path):
     variable.assign(1.0)
     kc.load(model, tmp_path)
     assert float(variable) == 0.25
+
+
+def of_names(names, folder, *callbacks):
+    resumed_fit.ended_here.clear()
+    keras.utils.clear_session()
+    held = {x: keras.Variable(0.0, name=x, trainable=False) for x in names}
+
+    def loss(true, predicted):
+        for name, variable in held.items():
+            variable.assign_add(float(ord(name)))
+        return squares(true, predicted)
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", loss)
+    resume = kc.Resume(folder, every=1)
+    data = X, X[:, :2]
+    model.fit(*data, batch_size=4, verbose=0, callbacks=[resume, *callbacks])
+    return {name: float(variable) for name, variable in held.items()}
+
+
+def test_names_tell_variables_apart(tmp_path):
+    with pytest.raises(Killed):
+        of_names("abc", tmp_path, Kill(2))
+    got = of_names("cab", tmp_path, Kill(None))
+    assert got == {name: 3.0 * ord(name) for name in "abc"}
+
+
+class Scored(keras.Model):
+    """Builds a metric in its first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.dense.build((None, 3))
+        self.f1 = keras.metrics.F1Score(threshold=0.5)
+        self.built = True
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        self.f1.update_state(data[1] > 0, self(data[0]))
+        return super().train_step(data)
+
+
+def test_what_the_first_step_makes_is_named(tmp_path):
+    model = Scored()
+    model.compile("sgd", "mse")
+    resume = kc.Resume(tmp_path, every=1)
+    with pytest.warns(kc.ConfluxWarning, match="f1_score/true_positives"):
+        model.fit(X, X[:, :2], batch_size=4, verbose=0, callbacks=[resume])

@@ -35,12 +35,10 @@ PATCHES = (
     (private_names.TRAINER_INIT, make_distributed),
     (Patched.SYMBOLIC_BUILD, model_parallel.build),
 )
+_SET = keras_distribution.set_distribution
 DOORS = (
-    (private_names.SET_DISTRIBUTION, keras_distribution.set_distribution),
-    (
-        private_names.SET_DISTRIBUTION_INSIDE,
-        keras_distribution.set_distribution,
-    ),
+    (private_names.SET_DISTRIBUTION, _SET),
+    (private_names.SET_DISTRIBUTION_INSIDE, _SET),
     (private_names.DATA_PARALLEL_INIT, keras_distribution.make_data_parallel),
 )
 """The replacements that are in place from the import on."""

@@ -95,11 +95,8 @@ class CompiledShapes(Part):
 def _is_small(tensor: tf.Tensor) -> bool:
     """Whether a tensor may be a shape, or an entry of one."""
     entries = tensor.shape.num_elements()
-    return (
-        tensor.dtype.is_integer
-        and entries is not None
-        and entries <= _MAX_ENTRIES
-    )
+    is_small = entries is not None and entries <= _MAX_ENTRIES
+    return tensor.dtype.is_integer and is_small
 
 
 def _has_one_shape(tensor: tf.Tensor) -> bool:

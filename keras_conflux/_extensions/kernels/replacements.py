@@ -123,18 +123,13 @@ def _residual_sum(
     can add the sum before it, if summands that are no products come first.
     """
     shape = operation.outputs[0].shape
-    if (
-        not shape[1:].is_fully_defined()
-        or len(shape) < 3
-        or any(x.shape.as_list() != shape.as_list() for x in operation.inputs)
-    ):
+    if not shape[1:].is_fully_defined() or len(shape) < 3:
         return None
-    products = [
-        each
-        for each in operation.inputs
-        if _is_product(each)
-        and sum(reader.type != "Shape" for reader in each.consumers()) == 1
-    ]
+    if any(x.shape.as_list() != shape.as_list() for x in operation.inputs):
+        return None
+    found = filter(_is_product, operation.inputs)
+    readers = [(x, [y.type for y in x.consumers()]) for x in found]
+    products = [x for x, y in readers if len(y) - y.count("Shape") == 1]
     others = [x for x in operation.inputs if all(x is not y for y in products)]
     too_few = len(products) < (1 if others else 3)
     if too_few or _is_broadcast(operation, shape_of):

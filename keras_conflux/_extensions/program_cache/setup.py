@@ -1,5 +1,6 @@
 """Turns the cache on when the package is imported, where it is safe."""
 
+import functools
 import logging
 import os
 from collections.abc import Mapping
@@ -81,14 +82,11 @@ def _made(
 
 
 def _gpus(environ: Mapping[str, str]) -> dict[str, str]:
+    missing = functools.partial(CacheUnavailable, is_expected=True)
     if not tf.test.is_built_with_cuda():
-        raise CacheUnavailable(
-            "this TensorFlow is built for CPUs", is_expected=True
-        )
+        raise missing("this TensorFlow is built for CPUs")
     if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        raise CacheUnavailable(
-            "CUDA_VISIBLE_DEVICES hides all GPUs", is_expected=True
-        )
+        raise missing("CUDA_VISIBLE_DEVICES hides all GPUs")
     return environment.gpus()
 
 

@@ -235,11 +235,13 @@ def held_by(owner: Any) -> dict[str, Any]:
     for each in reversed(type(owner).__mro__):
         for name, value in vars(each).items():
             if isinstance(value, types.MemberDescriptorType):  # a slot
-                if hasattr(owner, name):
+                with contextlib.suppress(Exception):
                     found[name] = getattr(owner, name)
             elif not each.__module__.startswith(_KERAS):
                 found[f"{each.__name__}.{name}"] = value
-    return found | getattr(owner, "__dict__", {})
+    with contextlib.suppress(Exception):  # of a `__getattr__`, as of a proxy
+        found |= vars(owner)
+    return found
 
 
 def _savable(owner: Any) -> dict[str, Any]:
@@ -388,6 +390,8 @@ def _can_lose_state(value: Any, known: set[int]) -> bool:
                 if isinstance(cell.cell_contents, _CONTAINERS):
                     return True
         return False
+    if isinstance(value, list | tuple):
+        return any(_can_lose_state(each, known) for each in value)
     if isinstance(value, keras.Layer | keras.Optimizer):
         return not all(id(each) in known for each in value.variables)
     return id(value) not in known and not isinstance(value, _WITHOUT_STATE)

@@ -7,6 +7,7 @@ import inspect
 import sys
 import types
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -42,8 +43,11 @@ def variables_of(model: keras.Model) -> list[Any]:
     return [*{id(state.backing(v)): v for v in every}.values()]
 
 
-def said_of_lost(model: keras.Model) -> str:
-    """Returns what to say of all that steps change and nobody saves, if any."""
+def said_of_lost(model: keras.Model, names: Sequence[str] = ()) -> str:
+    """Returns what to say of all that steps change and nobody saves, if any.
+
+    And of names of what the first step has made.
+    """
     seed = random_generators.present_global_seed()
     saved = [*variables_of(model), *([] if seed is None else [seed])]
     held = {id(x.handle) for each in saved for x in state.copies(each)}
@@ -53,20 +57,16 @@ def said_of_lost(model: keras.Model) -> str:
         changed = [*effects.changes(graph)]
         lost |= {id(handle): found[0] for handle, found in changed}
         lost |= resources.variables_behind([handle for handle, _ in changed])
-    names = [
-        f"what {each.type} changes"
-        if isinstance(each, tf.Operation)
-        else state.name_of(each)
-        for handle, each in lost.items()
-        if handle not in held
-    ]
-    return (
+    for each in (x for handle, x in lost.items() if handle not in held):
+        is_other = isinstance(each, tf.Operation)
+        name = f"what {each.type} changes" if is_other else state.name_of(each)
+        names = [*names, name]
+    return bool(names) * (
         "This training cannot be resumed exactly, because its steps change "
-        f"what the model does not hold: {', '.join(names)}. Make each a "
-        "`keras.Variable`, and an attribute of the model, or of a layer or a "
-        "loss of it, before training."
-        if names
-        else ""
+        "what the model does not hold, or not before its first step: "
+        f"{', '.join(names)}. Before training, make each a `keras.Variable` "
+        "in an attribute of the model, a layer or a loss, and build a metric "
+        "by a batch and `reset_state()`."
     )
 
 

@@ -1,6 +1,7 @@
 """The variables of a model: copies of them, and back into them."""
 
 import contextlib
+import operator
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.compat import compiled_parts
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.compat import weight_files
 from keras_conflux._extensions.resume.held_variables import variables_of
@@ -37,7 +39,7 @@ def copied_from(
     shared = random_generators.present_global_seed()
     return weight_files.copied(weight_files.entries_of(model)), {
         "model": _described(model),
-        "variables": _copied(_beside_weights(model)),
+        "variables": _copied(beside_weights(model)),
         "global seed": None if shared is None else _copied([shared]),
         "sums": {
             number: _copied(copies)
@@ -65,18 +67,21 @@ def restore(model: keras.Model, saved: Saved) -> None:
     with parts.led(model):
         if process_index() == 0:
             _load_weights(model, saved)
-    _assign(_beside_weights(model), saved.state["variables"])
+    beside = beside_weights(model)
+    ordered = _in_order_of(saved, beside)
+    _assign(ordered, saved.state["variables"])
     if saved.state["global seed"]:
         # A program that has not used it yet makes it here.
         generator = keras_variables.global_seed_generator()
         _assign([generator.state], saved.state["global seed"])
     if process_count() > 1:
         synchronization.synchronize(model)
+    are_moved = any(map(operator.is_not, ordered, beside))
     for number, copies in _sums(model).items():
         values = saved.state["sums"].get(number, ())
         # The first replica has the whole sum now. With as many replicas as
         # there were, each gets its part again, for the last bit's sake.
-        if len(values) == len(copies):
+        if len(values) == len(copies) and not are_moved:
             _assign(copies, values)
 
 
@@ -91,6 +96,18 @@ def _load_weights(model: keras.Model, saved: Saved) -> None:
             f"{saved.path} was saved of another model: {error} Resume with "
             "the model that it was saved of, or in another directory."
         ) from error
+
+
+def _in_order_of(saved: Saved, variables: list[Any]) -> list[Any]:
+    """Returns variables as a checkpoint has them, if all have names there.
+
+    A dictionary may have been filled in another order.
+    """
+    there = [name for name, *_ in saved.state["model"]["other variables"]]
+    by_name = {state.name_of(each): each for each in variables}
+    if len(by_name) < len(variables) or by_name.keys() != {*there}:
+        return variables
+    return [by_name[name] for name in there]
 
 
 def _assign(variables: Iterable[Any], values: Iterable[np.ndarray]) -> None:
@@ -110,7 +127,7 @@ def build_optimizer(model: keras.Model, saved: Saved) -> None:
             optimizer.build(trained or weights)
 
 
-def _beside_weights(model: keras.Model) -> list[keras.Variable]:
+def beside_weights(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables that Keras' file of weights does not have."""
     optimizer = getattr(model, "optimizer", None)
     written = weight_files.entries_of(model)
@@ -118,6 +135,14 @@ def _beside_weights(model: keras.Model) -> list[keras.Variable]:
     known |= {id(v) for v in getattr(optimizer, "variables", ())}
     known.add(id(random_generators.present_global_seed()))
     return [v for v in variables_of(model) if id(v) not in known]
+
+
+def names_of_made(model: keras.Model, before: set[int] | None) -> list[str]:
+    """Returns new variables that no build of a model makes, if some are old."""
+    if before is None:
+        return []
+    old = before | {id(x) for x in compiled_parts.variables_of(model)}
+    return [state.name_of(v) for v in beside_weights(model) if id(v) not in old]
 
 
 _OPTIMIZER = "optimizer's variables"
@@ -131,7 +156,7 @@ def _described(model: keras.Model) -> dict[str, Any]:
         "trained": _trained(model) if is_built else None,
         "weights": _specs(model.weights),
         _OPTIMIZER: _specs(optimizer.variables if is_built else []),
-        "other variables": _specs(_beside_weights(model)),
+        "other variables": _specs(beside_weights(model)),
     }
 
 
@@ -153,6 +178,8 @@ def _trained(model: keras.Model) -> list[int] | None:
 def assert_same(saved: Saved, model: keras.Model) -> None:
     """Raises if a checkpoint was saved of another model or optimizer."""
     there, here = saved.state["model"], _described(model)
+    ordered = _in_order_of(saved, beside_weights(model))
+    here["other variables"] = _specs(ordered)
     begin = (
         f"{saved.path} was saved of another model, or of one that was compiled "
         "in another way"

@@ -91,6 +91,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         copied, in the first process, and the signal that came or 0."""
         self._done = 0
         """How many steps former epochs had."""
+        self._begun: set[int] | None = None
+        """The variables, by ids, of a built model when training began."""
         self._epoch = 0
         self._ended = 0
         """How many steps of this epoch have ended."""
@@ -119,6 +121,9 @@ class ResumableFit(keras.callbacks.CallbackList):
         self._compiled = fingerprint.of_compile(self._trained)
         if self._saved is None:
             self._name_what_is_not_built()
+            if self._trained.built:  # else a restart builds all of it
+                beside = model_state.beside_weights(self._trained)
+                self._begun = {id(variable) for variable in beside}
             return
         fingerprint.assert_same_data(self._saved, self._data)
         keras_models.symbolic_build(
@@ -188,8 +193,10 @@ class ResumableFit(keras.callbacks.CallbackList):
             )
 
     def _name_what_is_not_held(self) -> None:
-        at_first = not self._resume.pauses
-        if at_first and (said := held_variables.said_of_lost(self._trained)):
+        if self._resume.pauses:
+            return  # the first checkpoint has told
+        made = model_state.names_of_made(self._trained, self._begun)
+        if said := held_variables.said_of_lost(self._trained, made):
             self._warn_or_raise(said)
 
     def _warn_or_raise(self, message: str) -> None:

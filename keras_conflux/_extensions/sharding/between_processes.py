@@ -31,11 +31,8 @@ _places: Setting[dict[int, int] | None] = Setting(None)
 @contextlib.contextmanager
 def led(target: Any) -> Iterator[None]:
     """See `parts.led`."""
-    variables = [
-        state.backing(variable)
-        for variable in state.variables_of(target)
-        if state.is_in_parts(variable)
-    ]
+    found = filter(state.is_in_parts, state.variables_of(target))
+    variables = [*map(state.backing, found)]
     if process_count() == 1 or not variables or _places.get() is not None:
         yield
     elif process_index() == 0:

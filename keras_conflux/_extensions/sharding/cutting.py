@@ -86,13 +86,8 @@ def waiting(
     owners, kind = list(owners), keras.optimizers.Optimizer
     optimizers = [x for x in owners if isinstance(x, kind)]
     kept = state.state_of(optimizers)
-    weights = [
-        variable
-        for key, variable in state.state_of(owners).items()
-        if key not in kept
-        and _is_to_cut(variable, strategy)
-        and strategy.cuts(variable)
-    ]
+    own = [x for key, x in state.state_of(owners).items() if key not in kept]
+    weights = [x for x in own if _is_to_cut(x, strategy) and strategy.cuts(x)]
     cut_here = {id(variable) for variable in weights}
     # A variable that is not cut has a sum of gradients to which each replica
     # adds its samples', until they are summed when the optimizer updates.

@@ -239,16 +239,11 @@ class GatheredWeights(Part):
         if self._planned is None:
             model = self.step.model
             known = keras_models.dtypes_of_reading(model)
-            variables = [
-                variable
-                for variable in state.variables_of(model)
-                if id(variable) in known and state.is_in_parts(variable)
-            ]
-            self._planned = {
-                id(variable): unit
-                for unit in _units(variables, known)
-                for variable in unit.variables
-            }
+            found = filter(state.is_in_parts, state.variables_of(model))
+            variables = [each for each in found if id(each) in known]
+            units = _units(variables, known)
+            pairs = ((x, unit) for unit in units for x in unit.variables)
+            self._planned = {id(variable): unit for variable, unit in pairs}
         return self._planned
 
     @contextlib.contextmanager

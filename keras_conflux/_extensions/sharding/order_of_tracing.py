@@ -56,13 +56,9 @@ class Timeline:
         while waiting:
             waiting.sort(key=order.__getitem__, reverse=True)
             each = waiting.pop()
-            known = [
-                tensor
-                for tensor in each.inputs
-                if tensor.op in self._timed
-                and order.get(tensor.op, begin) < begin
-                and may_tell(tensor)
-            ]
+            timed = [x for x in each.inputs if x.op in self._timed]
+            before = [x for x in timed if order.get(x.op, begin) < begin]
+            known = [*filter(may_tell, before)]
             if known:
                 return max(known, key=lambda tensor: order[tensor.op])
             readers = {x for out in each.outputs for x in out.consumers()}
@@ -99,13 +95,9 @@ def reads_since(
     """
 
     def moved(tensor: tf.Tensor) -> list[tf.Tensor]:
-        return [
-            each.outputs[0]
-            for each in tensor.consumers()
-            if each.type in _MOVES
-            and each.inputs[0] is tensor
-            and order.get(each, 0) < begin
-        ]
+        moves = [each for each in tensor.consumers() if each.type in _MOVES]
+        before = [each for each in moves if order.get(each, 0) < begin]
+        return [x.outputs[0] for x in before if x.inputs[0] is tensor]
 
     found = walks.walked(tensors, moved)
     uses = ((each, tensor) for tensor in found for each in tensor.consumers())

@@ -99,11 +99,8 @@ class ShardedUpdates(Part):
         collectives = replica_collectives()
         if not self.by_parts:
             return self._summed_whole(grads)
-        return _in_parts(
-            grads,
-            self._layouts,
-            lambda whole, _: collectives.all_reduce("sum", whole),
-        )
+        add = collectives.all_reduce
+        return _in_parts(grads, self._layouts, lambda x, _: add("sum", x))
 
     def _summed_whole(self, grads: list[Any]) -> list[Any]:
         """Sums the replicas' summands, and joins cut gradients."""
@@ -202,9 +199,8 @@ class ShardedUpdates(Part):
         if state.is_in_parts(mean):
             layout = keras_variables.backing(mean).layout
             value = layout.own_part(value, rank_as_tensor())
-        is_first = tf.equal(self._optimizer.iterations, 0)
-        kept = tf.where(is_first, 0.0, self._optimizer.ema_momentum)
-        kept = tf.cast(kept, own.dtype)
+        has_begun = tf.not_equal(self._optimizer.iterations, 0)
+        kept = tf.cast(has_begun, own.dtype) * self._optimizer.ema_momentum
         given_tensors.overwrite(own, kept * own + (1 - kept) * value)
 
     def _read(self, variable: keras.Variable, layout: Layout) -> tf.Tensor:

@@ -1,9 +1,8 @@
 """A replica runs its part of a batch in turns: one for each microbatch.
 
 A turn is a replica more, in time and not in space. So all that makes replicas
-equal to one device makes turns equal as well: the step is traced for the
-samples of one turn, and turns exchange the values that replicas would exchange.
-`graph_in_turns.py` runs the trace.
+equal to one device makes turns equal as well: the step is traced for one turn,
+and turns exchange values as replicas would. `graph_in_turns.py` runs the trace.
 """
 
 import functools

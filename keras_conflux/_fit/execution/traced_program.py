@@ -63,7 +63,7 @@ class TracedProgram:
         if compiled:
             leaves_out = Grappler.ALL
         elif communicator.size > 1:  # copies stay equal bit by bit
-            leaves_out = Grappler.OTHER_ORDERS
+            leaves_out = Grappler.ORDERS
         try:
             with communicator.tracing() as trace:
                 self._run = tensorflow_tracing.concrete_function(

@@ -46,9 +46,8 @@ class EndOfData(tf.errors.OutOfRangeError):
 def not_the_end(what: str, *, of_a_step: bool = False) -> Iterator[None]:
     """Raises another error for one that is not the end of the data.
 
-    Keras' loops take every `tf.errors.OutOfRangeError` for the end, and end
-    without a word. A step may draw from an iterator of its own: as on one
-    device, training ends with that.
+    Keras' loops take every `tf.errors.OutOfRangeError` for the end, also one of
+    an iterator from which a step draws: so they do on one device.
     """
     try:
         yield
@@ -122,8 +121,7 @@ class _RunningEpoch:
 class StepGroups:
     """Makes the step groups of one epoch iterator.
 
-    Keras' `steps_per_execution` is requested. Batches may be drawn before they
-    are asked for if it draws `ahead`.
+    Keras' `steps_per_execution` is requested. It may draw batches `ahead`.
     """
 
     def __init__(

@@ -142,9 +142,8 @@ class DrawnRows:
 def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
     """Returns a replica's rows of numbers of a shape, a tensor or sizes.
 
-    They are `None` if no sample has numbers of its own. `counts_on` says that
-    the seed is another one in each turn of a loop. It raises `NotDerivable` if
-    the graph does not show it.
+    They are `None` if no sample has numbers of its own. `counts_on`: each turn
+    of a loop has another seed. It raises `NotDerivable` if no graph shows it.
     """
     in_turns = Loops.of(step).over_samples or tensorflow_tracing.is_vectorized()
     if counts_on and in_turns:

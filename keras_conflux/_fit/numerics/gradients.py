@@ -86,8 +86,7 @@ class Gradients(Exit):
         """Returns the gradients of the global batch, or a replica's part.
 
         A gradient that a tape returned, or that was computed from one, is
-        global already. Anything else, such as gradients that were computed by
-        hand, is reduced here.
+        global already. All others, as computed by hand, are reduced here.
 
         An optimizer that `accumulates` adds them up until it updates. It may
         not have been told which variables are trained.

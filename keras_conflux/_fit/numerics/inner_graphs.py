@@ -118,9 +118,8 @@ def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a `tf.function`, and notes its arguments.
 
     Its writes and collectives are noted while it is traced. So each step traces
-    it anew, once for each place from which it is called, and in `fit` for each
-    combination of the kinds of its arguments, and of the values that the step
-    has written to variables.
+    it anew for each place of a call, and in `fit` for all kinds that arguments
+    have, and values that the step has written to variables.
     """
     step = steps.current()
     if keras_optimizers.stateless_scope() is not None:

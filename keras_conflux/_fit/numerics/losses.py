@@ -1,8 +1,7 @@
 """Makes the weighted mean of the replicas' losses the global loss.
 
 A loss with another denominator is brought to the form of a mean over samples.
-The values that are given to metrics of a mean are marked here as well, where
-the graph does not show their kind.
+Values for metrics of a mean are marked here, if the graph shows no kind.
 """
 
 import contextlib

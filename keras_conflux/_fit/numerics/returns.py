@@ -151,8 +151,7 @@ class Logs(_Returns):
     def merge(self, merged: Merged) -> None:
         """Makes the logs of the global batch.
 
-        The result of a model's metric is computed from all replicas' counts.
-        See `Exit`.
+        Results of a model's metrics come from all replicas' counts. See `Exit`.
         """
         super().merge(merged)
         leaves = keras.tree.flatten(merged.result)

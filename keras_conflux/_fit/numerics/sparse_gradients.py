@@ -59,8 +59,7 @@ def summed(
     """Sums gradients, some of which may be sparse.
 
     Optimizers square, and clip, each row of a sparse gradient for itself. A row
-    that one device looks up once, as a position's, or a row of distinct ones,
-    is to occur once in the sum.
+    that one device looks up once, as a position's, occurs once in the sum.
     """
     if tf.executing_eagerly() or replica_collectives().count == 1:
         return reduce(grads)

@@ -11,12 +11,15 @@ import tensorflow as tf
 from keras import losses
 
 from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.user_warnings import users_line
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._compat.tensorflow_internals import is_own_variable
 from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.numerics import late_writes
 from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
@@ -118,6 +121,8 @@ def warn_of_plain_variables(step: Step) -> None:
     """
     if replica_index() != 0 or replica_collectives().count == 1:
         return
+    if len(tf.distribute.get_strategy().devices) > 1 and not step.compiled:
+        _refuse_to_wait_in_turn(step)
     for variable, writes in plain_variables(step):
         if writes and not _is_right(variable, writes, step):
             _warn_of(variable, writes[0], step)
@@ -142,6 +147,23 @@ def warn_of_plain_variables(step: Step) -> None:
                 "Keep such state in a `keras.Variable`, draw batches outside "
                 "of the step, or train with `run_eagerly=True`.",
                 changes[0],
+            )
+
+
+def _refuse_to_wait_in_turn(step: Step) -> None:
+    """Raises for functions which TensorFlow would not run at a time."""
+    for handle, calls in effects.writes(step.graph):
+        is_shared = resources.container_of(handle) is None
+        waiting = [x for x in calls if bodies.graphs_of(x) and effects.waits(x)]
+        if waiting and is_shared and not is_own_variable(handle):
+            file, line = users_line(waiting[0])
+            raise StrategyError(
+                f"{step.name}: a `tf.function` that is called in {file}, line "
+                f"{line}, exchanges values between replicas, as for a metric "
+                "or a `keras.Variable`, and uses a table or a `tf.Variable` "
+                "that they share. TensorFlow runs such calls one after "
+                "another, so they would wait for each other forever. Leave "
+                "out `tf.function` there: the step is a graph already."
             )
 
 

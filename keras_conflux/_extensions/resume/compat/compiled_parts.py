@@ -25,10 +25,8 @@ def note_specs(original: Callable, part: Any, y_true: Any, y_pred: Any) -> None:
 def _is_known(tensor: Any) -> bool:
     if tensor is None:  # an output that has no targets
         return True
-    return (
-        hasattr(tensor, "dtype")
-        and getattr(tensor.shape, "rank", 0) is not None
-    )
+    has_rank = getattr(getattr(tensor, "shape", 0), "rank", 0) is not None
+    return hasattr(tensor, "dtype") and has_rank
 
 
 def built_for(model: keras.Model) -> dict[str, str]:
@@ -56,6 +54,12 @@ def _parts(model: keras.Model) -> dict[str, Any]:
     names = ("_compile_metrics", "_compile_loss")
     found = {name: getattr(model, name, None) for name in names}
     return {name: each for name, each in found.items() if each is not None}
+
+
+def variables_of(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables of the metrics and losses of `compile`."""
+    metrics = [x for each in _parts(model).values() for x in each.metrics]
+    return [variable for each in metrics for variable in each.variables]
 
 
 def _described(tensor: Any) -> str:

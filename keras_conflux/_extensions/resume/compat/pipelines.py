@@ -71,12 +71,8 @@ def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
 
 def variables_of_dataset(dataset: Any) -> list[tf.Variable]:
     """Returns the variables that the functions of data sets read or change."""
-    found = {
-        id(variable): variable
-        for each in datasets_below(dataset)
-        for function in each._functions()
-        for variable in function.function.variables
-    }
+    functions = [f for x in datasets_below(dataset) for f in x._functions()]
+    found = {id(v): v for f in functions for v in f.function.variables}
     return list(found.values())
 
 
