@@ -44,9 +44,9 @@ def variables_of(model: keras.Model) -> list[Any]:
 
 
 def said_of_lost(model: keras.Model, names: Sequence[str] = ()) -> str:
-    """Returns what to say of all that steps change and nobody saves, if any.
+    """Returns a warning of all that steps change and nobody saves, if any.
 
-    And of names of what the first step has made.
+    The names are the ones of variables that the first step has made.
     """
     seed = random_generators.present_global_seed()
     saved = [*variables_of(model), *([] if seed is None else [seed])]
@@ -128,5 +128,5 @@ def _used_by(function: types.FunctionType) -> Iterator[Any]:
 
 def _is_of_user(each: Any) -> bool:
     """Whether it is of no module of Python's or of a framework."""
-    module = getattr(each, "__module__", None) or each.__name__
+    module = str(getattr(each, "__module__", None) or each.__name__)
     return module.partition(".")[0] not in _OF_OTHERS
