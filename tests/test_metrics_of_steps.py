@@ -1,6 +1,7 @@
 """Metrics that a model has only when its first step has run."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import several
@@ -281,6 +282,27 @@ def test_a_metric_that_no_object_of_the_model_holds(count):
     assert_trains_as_one_device(build, count)
     one, other = [float(metric.result()) for metric in metrics]
     assert other == pytest.approx(one, rel=1e-5)
+
+
+def test_a_metric_outside_beside_ones_that_the_first_step_builds(count):
+    found = []
+    for devices in (None, count):
+        keras.utils.set_random_seed(1)
+        outside = keras.metrics.Mean()
+
+        class Noting(keras.Sequential):
+            def train_step(self, data, outside=outside):
+                logs = super().train_step(data)
+                outside.update_state(logs["loss"])
+                return logs
+
+        model = Noting([keras.Input((8,)), keras.layers.Dense(1)])
+        if devices:
+            kc.replicate(model, devices)
+        model.compile("sgd", "mse", metrics=["mae"], jit_compile=False)
+        logs = model.fit(X, Y, batch_size=7, shuffle=False, verbose=0).history
+        found.append([*logs["loss"], *logs["mae"], float(outside.result())])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
 
 
 class Largest(keras.metrics.Metric):

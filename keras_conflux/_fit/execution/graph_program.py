@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._common import trees
+from keras_conflux._common.contexts import having
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_internals import replica_index
@@ -42,7 +43,8 @@ class GraphProgram(StepPrograms):
         known = batch.sizes if batch.sizes_are_known else None
 
         def packed(shards: list[list[Any]], sizes: tf.Tensor) -> Tree:
-            with tensorflow_tracing.noting_new_variables() as made:
+            noting = tensorflow_tracing.noting_new_variables()
+            with noting as made, having(self._step, made=made):
                 filled = map(trees.refill, batch.specs, shards)
                 result = self._all_replicas([*filled], sizes, known)
             if not made:  # else TensorFlow traces this once more

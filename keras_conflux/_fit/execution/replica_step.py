@@ -60,6 +60,8 @@ class ReplicaStep:
         """The name of the step in warnings."""
         self.identity = f"{type(self).__name__} of {model.name}"
         """A text that is the same in each process that makes the same step."""
+        self.made: list[str] = []
+        """Variables that a trace has made. TensorFlow then traces it again."""
         self.turns = 1
         """In how many parts a replica runs its part of a batch."""
         self.tracing = threading.RLock()
@@ -140,12 +142,13 @@ class ReplicaStep:
                 self._plain_variables = [
                     (v, bool(writes)) for v, writes in plain_variables(step)
                 ]
-            # Other replicas would read what this one has written to a variable
-            # with a single copy, and take it for something else.
-            Writes.of(step).assert_tracked()
+            if not self.made:
+                # Others would read what this one has written to a single copy.
+                Writes.of(step).assert_tracked()
             for each in self._exits(step):
                 output = each.end(output)
-            warn_of_plain_variables(step)
+            if not self.made:
+                warn_of_plain_variables(step)
             steps.finish()
         step.turns = None  # operations traced after steps run once
         return output

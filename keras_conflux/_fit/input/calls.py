@@ -66,15 +66,10 @@ class KerasCall:
     def run(self) -> Any:
         """Calls Keras' method."""
         # As a user would: a wrapper may look for what is given to it.
-        known = self._bound.signature.parameters
-        others = self.arguments.get("kwargs", {})
-        given = {
-            name: value
-            for name, value in self.arguments.items()
-            if name not in ("self", "kwargs")
-            and value is not known[name].default
-        }
-        return self._original(self.model, **given, **others)
+        known, every = self._bound.signature.parameters, self.arguments.items()
+        given = {k: v for k, v in every if v is not known[k].default}
+        others = given.pop("kwargs", {})
+        return self._original(given.pop("self"), **given, **others)
 
 
 class LogSource(keras.callbacks.Callback):
