@@ -19,7 +19,7 @@ def main() -> int:
     spec = importlib.util.find_spec("keras_conflux")
     assert spec is not None  # it is of this distribution
     sys.modules["keras_conflux"] = importlib.util.module_from_spec(spec)
-    from keras_conflux.__main__ import main
+    from keras_conflux.tools.cli import main
 
     return main()
 

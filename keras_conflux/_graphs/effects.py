@@ -153,15 +153,14 @@ def writes(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
         yield handle, [x for x in uses if id(handle) in changed(x)]
 
 
-def changes(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
-    """Yields resources that a graph changes, and the innermost operations.
+def changes(
+    graph: Any, handle: Any, operations: list[tf.Operation]
+) -> list[tf.Operation]:
+    """Returns the innermost of the `writes` of a resource that change it.
 
     Those of `tf.summary`, which say what is, are left out.
     """
-    for handle, found in writes(graph):
-        inside = graph.capture(handle)
-        within = (writes_within(x, inside, {}) for x in found)
-        innermost = itertools.chain.from_iterable(within)
-        changing = [x for x in innermost if not only_reads(x)]
-        if changing and not changing[0].type.startswith("Write"):
-            yield handle, changing
+    inside = graph.capture(handle)
+    within = (writes_within(x, inside, {}) for x in operations)
+    found = [x for x in itertools.chain(*within) if not only_reads(x)]
+    return [x for x in found if not x.type.startswith("Write")]

@@ -21,7 +21,6 @@ from test_run import is_alive
 from test_run import wait_until
 
 import keras_conflux as kc
-from keras_conflux.__main__ import main
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux.tools.checks import CHECKS
@@ -32,6 +31,7 @@ from keras_conflux.tools.checks import faster
 from keras_conflux.tools.checks import nvidia
 from keras_conflux.tools.cli import check
 from keras_conflux.tools.cli import env
+from keras_conflux.tools.cli import main
 from keras_conflux.tools.cli.check import Result
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"

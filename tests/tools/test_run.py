@@ -15,9 +15,9 @@ import tomllib
 import pytest
 
 import keras_conflux
-from keras_conflux.__main__ import main
 from keras_conflux._devices import driver
 from keras_conflux._extensions.launchers import known
+from keras_conflux.tools.cli import main
 from keras_conflux.tools.cli import output
 from keras_conflux.tools.cli.run import deal
 

@@ -120,6 +120,7 @@ NAMES["recomputation"] = (
 # --- resume
 
 _COMPILED = "keras.src.trainers.compile_utils"
+_SAVING = "keras.src.saving.saving_lib"
 BUILD_METRICS = Private(
     f"{_COMPILED}:CompileMetrics.build", "self, y_true, y_pred"
 )
@@ -141,16 +142,11 @@ NAMES["resume"] = (
         "py_dataset",
     ),
     Private(
-        "keras.src.saving.saving_lib:_save_state",
+        f"{_SAVING}:_save_state",
         "saveable, weights_store, assets_store, inner_path, visited_saveables",
     ),
-    Private(
-        "keras.src.saving.saving_lib:H5IOStore.__init__",
-        "self, path_or_io, archive, mode",
-    ),
-    Private(
-        "keras.src.saving.saving_lib:H5IOStore.make", "self, path, metadata"
-    ),
+    Private(f"{_SAVING}:H5IOStore.__init__", "self, path_or_io, archive, mode"),
+    Private(f"{_SAVING}:H5IOStore.make", "self, path, metadata"),
     Private(f"{CONTEXT}._set_global_seed", "self, seed", "_rng"),
     Private("tensorflow:data.Dataset", mentions="_functions, _inputs"),
     Private(

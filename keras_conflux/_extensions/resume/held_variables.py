@@ -54,9 +54,10 @@ def said_of_lost(model: keras.Model, names: Sequence[str] = ()) -> str:
     adopted: Any = state.adopted(model)
     lost = {id(state.copies(each)[0].handle): each for each in adopted}
     for graph in traced_functions.traces_of_keras(model.train_function):
-        changed = [*effects.changes(graph)]
-        lost |= {id(handle): found[0] for handle, found in changed}
-        lost |= resources.variables_behind([handle for handle, _ in changed])
+        for x, writes in effects.writes(graph):
+            found = id(x) not in held and effects.changes(graph, x, writes)
+            if found:
+                lost |= {id(x): found[0]} | resources.variables_behind([x])
     for each in (x for handle, x in lost.items() if handle not in held):
         is_other = isinstance(each, tf.Operation)
         name = f"what {each.type} changes" if is_other else state.name_of(each)

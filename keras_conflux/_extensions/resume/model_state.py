@@ -37,9 +37,10 @@ def copied_from(
     a description, by which a checkpoint fits the model and its optimizer.
     """
     shared = random_generators.present_global_seed()
+    beside = beside_weights(model)
     return weight_files.copied(weight_files.entries_of(model)), {
-        "model": _described(model),
-        "variables": _copied(beside_weights(model)),
+        "model": _described(model, beside),
+        "variables": _copied(beside),
         "global seed": None if shared is None else _copied([shared]),
         "sums": {
             number: _copied(copies)
@@ -148,7 +149,7 @@ def names_of_made(model: keras.Model, before: set[int] | None) -> list[str]:
 _OPTIMIZER = "optimizer's variables"
 
 
-def _described(model: keras.Model) -> dict[str, Any]:
+def _described(model: keras.Model, beside: list[Any]) -> dict[str, Any]:
     optimizer: Any = getattr(model, "optimizer", None)
     is_built = getattr(optimizer, "built", False)
     return {
@@ -156,7 +157,7 @@ def _described(model: keras.Model) -> dict[str, Any]:
         "trained": _trained(model) if is_built else None,
         "weights": _specs(model.weights),
         _OPTIMIZER: _specs(optimizer.variables if is_built else []),
-        "other variables": _specs(beside_weights(model)),
+        "other variables": _specs(beside),
     }
 
 
@@ -177,9 +178,8 @@ def _trained(model: keras.Model) -> list[int] | None:
 
 def assert_same(saved: Saved, model: keras.Model) -> None:
     """Raises if a checkpoint was saved of another model or optimizer."""
-    there, here = saved.state["model"], _described(model)
     ordered = _in_order_of(saved, beside_weights(model))
-    here["other variables"] = _specs(ordered)
+    there, here = saved.state["model"], _described(model, ordered)
     begin = (
         f"{saved.path} was saved of another model, or of one that was compiled "
         "in another way"

@@ -121,8 +121,8 @@ def warn_of_plain_variables(step: Step) -> None:
     """
     if replica_index() != 0 or replica_collectives().count == 1:
         return
-    if len(tf.distribute.get_strategy().devices) > 1 and not step.compiled:
-        _refuse_to_wait_in_turn(step)
+    for handle, writes in effects.writes(step.graph):
+        _check_shared(handle, writes, step)
     for variable, writes in plain_variables(step):
         if writes and not _is_right(variable, writes, step):
             _warn_of(variable, writes[0], step)
@@ -136,35 +136,36 @@ def warn_of_plain_variables(step: Step) -> None:
                 "`assign_add` or `assign_sub` of the variable itself.",
                 writes[0],
             )
-    for handle, found in effects.changes(step.graph):
-        changes = [x for x in found if _repeats(x, step)]
-        behind = resources.variable_behind(step.graph.capture(handle))
-        if changes and behind is None:
-            step.warn_once(
-                f"resource {id(handle)}",
-                f"each replica runs `{changes[0].type}`, which changes a "
-                "table, a queue or an iterator, and one device runs it once. "
-                "Keep such state in a `keras.Variable`, draw batches outside "
-                "of the step, or train with `run_eagerly=True`.",
-                changes[0],
-            )
 
 
-def _refuse_to_wait_in_turn(step: Step) -> None:
-    """Raises for functions which TensorFlow would not run at a time."""
-    for handle, calls in effects.writes(step.graph):
-        is_shared = resources.container_of(handle) is None
-        waiting = [x for x in calls if bodies.graphs_of(x) and effects.waits(x)]
-        if waiting and is_shared and not is_own_variable(handle):
-            file, line = users_line(waiting[0])
-            raise StrategyError(
-                f"{step.name}: a `tf.function` that is called in {file}, line "
-                f"{line}, exchanges values between replicas, as for a metric "
-                "or a `keras.Variable`, and uses a table or a `tf.Variable` "
-                "that they share. TensorFlow runs such calls one after "
-                "another, so they would wait for each other forever. Leave "
-                "out `tf.function` there: the step is a graph already."
-            )
+def _check_shared(handle: Any, writes: list[tf.Operation], step: Step) -> None:
+    """Warns of tables and their kin, and raises where a call would hang."""
+    if resources.container_of(handle) is not None or is_own_variable(handle):
+        return
+    are_several = len(tf.distribute.get_strategy().devices) > 1
+    calls = [x for x in writes if bodies.graphs_of(x) and effects.waits(x)]
+    if calls and are_several and not step.compiled:
+        file, line = users_line(calls[0])
+        raise StrategyError(
+            f"{step.name}: a `tf.function` that is called in {file}, line "
+            f"{line}, exchanges values between replicas, as for a metric or a "
+            "`keras.Variable`, and uses a table or a `tf.Variable` that they "
+            "share. TensorFlow runs such calls one after another, so they "
+            "would wait for each other forever. Leave out `tf.function` there: "
+            "the step is a graph already."
+        )
+    if resources.variable_behind(step.graph.capture(handle)) is not None:
+        return
+    found = effects.changes(step.graph, handle, writes)
+    for change in [x for x in found if _repeats(x, step)][:1]:
+        step.warn_once(
+            f"resource {id(handle)}",
+            f"each replica runs `{change.type}`, which changes a table, a "
+            "queue or an iterator, and one device runs it once. Keep such "
+            "state in a `keras.Variable`, draw batches outside of the step, "
+            "or train with `run_eagerly=True`.",
+            change,
+        )
 
 
 def _repeats(change: tf.Operation, step: Step) -> bool:

@@ -43,7 +43,7 @@ def assign(original: Callable, variable: Any, value: Any) -> Any:
     if writes is not None:
         value = writes.to_write(variable, value)
     elif step is not None and step.is_updating:
-        Writes.of(step).has_copies(variable)  # or is noted, as a constraint's
+        Writes.of(step).note_copies(variable)  # or is noted, as a constraint's
     elif step is not None and is_counter(variable):
         value = late_writes.of_rows(variable, value, step)
     return original(variable, value)
@@ -155,7 +155,7 @@ class Writes(Exit):
         if not self._is_of_package:
             self._by_program.setdefault(id(variable), variable)
         if (
-            self.has_copies(variable)
+            self.note_copies(variable)
             and not self._is_of_package
             and state.is_mirrored(variable)
             and self.step.known_sizes
@@ -166,8 +166,8 @@ class Writes(Exit):
                 "or adds one"
             )
 
-    def has_copies(self, variable: keras.Variable) -> bool:
-        """Whether each of several replicas has one. Notes the others."""
+    def note_copies(self, variable: keras.Variable) -> bool:
+        """Notes it if replicas have no copies. Returns whether they have."""
         backing = keras_variables.backing(variable)
         if backing is None or replica_collectives().count == 1:
             return False

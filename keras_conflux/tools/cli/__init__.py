@@ -4,31 +4,37 @@ Nothing here makes a tensor: the GPUs belong to the processes that are started.
 """
 
 import argparse
+import pathlib
+import re
+import sys
+
+from keras_conflux.tools.cli import check
+from keras_conflux.tools.cli import env
+from keras_conflux.tools.cli import run
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that prints for programs instead of people."""
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the subcommand that arguments name, by default of this process."""
+    parser = argparse.ArgumentParser("keras-conflux", allow_abbrev=False)
     parser.add_argument(
-        "--json", action="store_true", help="print a JSON document instead"
+        "--version", action="version", version=f"keras-conflux {_version()}"
     )
+    subcommands = parser.add_subparsers(metavar="SUBCOMMAND")
+    for each in (env, check, run):
+        each.add_to(subcommands)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # a subcommand shows its own options
+        fail = getattr(options, "error", parser.error)
+        fail(f"unrecognized arguments: {' '.join(unknown)}")
+    if "main" not in options:
+        parser.print_help(sys.stderr)
+        return 2
+    return options.main(options)
 
 
-def add_count(
-    parser: argparse.ArgumentParser,
-    option: str,
-    minimum: int,
-    default: int | None,
-    text: str,
-) -> None:
-    """Adds an option with a number that is not below a minimum."""
-
-    def parse(text: str) -> int:
-        number = int(text)
-        if number < minimum:
-            raise argparse.ArgumentTypeError(f"{number} is below {minimum}")
-        return number
-
-    parse.__name__ = "int"  # for the message of argparse
-    parser.add_argument(
-        option, type=parse, default=default, metavar="N", help=text
-    )
+def _version() -> str:
+    """Returns the package's version, without running the package."""
+    text = pathlib.Path(__file__).parents[2].joinpath("__init__.py").read_text()
+    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    assert found is not None
+    return found[1]

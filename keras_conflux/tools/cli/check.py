@@ -14,10 +14,10 @@ from typing import Any
 
 from keras_conflux._devices.driver import visible_gpus
 from keras_conflux._extensions.launchers.known import without_launchers
+from keras_conflux.tools import add_count
+from keras_conflux.tools import add_json
 from keras_conflux.tools.checks import CHECKS
 from keras_conflux.tools.checks import Check
-from keras_conflux.tools.cli import add_count
-from keras_conflux.tools.cli import add_json
 
 _CPU_DEVICES = 2
 """How many logical CPU devices are tried where there is no GPU."""

@@ -13,8 +13,8 @@ from typing import Any
 from keras_conflux._cluster import roll_call
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers.known import LAUNCHERS
+from keras_conflux.tools import add_json
 from keras_conflux.tools.checks import nvidia
-from keras_conflux.tools.cli import add_json
 
 _PACKAGES = (
     *("keras-conflux", "keras", "tensorflow", "tensorflow-cpu", "numpy"),

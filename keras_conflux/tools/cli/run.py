@@ -22,7 +22,7 @@ from keras_conflux._common.errors import ClusterError
 from keras_conflux._devices.driver import visible_gpus
 from keras_conflux._extensions.launchers.known import LAUNCHERS
 from keras_conflux._extensions.launchers.known import without_launchers
-from keras_conflux.tools.cli import add_count
+from keras_conflux.tools import add_count
 from keras_conflux.tools.cli.gang import TOLD
 from keras_conflux.tools.cli.gang import Event
 from keras_conflux.tools.cli.gang import Gang
