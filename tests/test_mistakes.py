@@ -241,6 +241,9 @@ def test_losses_in_a_function_that_reads_a_variable(case):
         return model, [str(warning.message) for warning in caught]
 
     found, said = trained(MANY)
+    compiler = [text for text in said if "XLA cannot compile" in text]
+    said = [text for text in said if text not in compiler]
+    assert len(compiler) == ON_GPU
     assert bool(said) == (how == "read")
     expected, _ = trained(1)
     pairs = [*zip(found.get_weights(), expected.get_weights(), strict=True)]

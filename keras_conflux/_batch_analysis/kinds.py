@@ -48,8 +48,7 @@ class Kind:
     are_positions: bool = False
     """Whether the entries are positions of samples, as `tf.where` finds."""
     blocks: int = 1
-    """How many tensors of rows were joined along the axis, one after the
-    other."""
+    """How many tensors of rows were joined along the axis."""
     joined: tuple["Block", ...] = dataclasses.field(
         default=(), compare=False, repr=False
     )

@@ -248,8 +248,7 @@ class TrialProgram:
 
         It may raise a `tf.errors.OpError`, as of a place that is not there.
         """
-        # TensorFlow prepares a session's program once; to optimize it would
-        # take longer than all runs.
+        # TensorFlow prepares it once: to optimize it would take too long.
         config = tf.compat.v1.ConfigProto(
             device_count={"GPU": 0}, allow_soft_placement=True
         )

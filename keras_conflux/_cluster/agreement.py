@@ -64,8 +64,7 @@ def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
 
     Raises:
         ProcessError: If one does not come in time, has ended or has failed.
-        ReplicaMismatchError: If one is about to do something else with the
-            others, such as `fit`.
+        ReplicaMismatchError: If one is about to do something else, as `fit`.
 
     Example:
         ```python

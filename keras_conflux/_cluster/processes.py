@@ -58,8 +58,7 @@ def process_index() -> int:
     """Returns the index of this process among those that train together.
 
     A program writes a file of its own, or does anything else once, where this
-    is 0. `fit`, `model.save` and the callbacks of Keras see to that by
-    themselves.
+    is 0. `fit`, `model.save` and the callbacks of Keras see to that themselves.
 
     Returns:
         The index, from 0; 0 if this process is alone.
@@ -119,15 +118,13 @@ def initialize(
         heartbeat: After so many seconds of silence a process counts as dead,
             and all others end with a `ProcessError`.
         timeout: How many seconds to wait for the other processes, whoever has
-            started them. If one dies during the connection, process 0 exits
-            after 5 s more.
+            started them. If one dies meanwhile, process 0 exits 5 s later.
 
     Raises:
         ClusterError: If the addresses or the variables are wrong or incomplete,
             or nothing is asked for them, with `CONFLUX_EXTENSIONS=0`.
         ProcessError: If the others do not come in time or were told of another
-            number of processes, if the port is in use, or if TensorFlow has
-            started already.
+            number of processes, the port is in use, or TensorFlow has started.
 
     Example:
         ```python

@@ -19,8 +19,7 @@ from typing import Any
 class ConfluxError(Exception):
     """The base of all errors that are this package's own.
 
-    A wrong type or value of an argument is a plain `TypeError` or
-    `ValueError`, as in Keras.
+    Wrong arguments raise a plain `TypeError` or `ValueError`, as in Keras.
 
     Example:
         ```python

@@ -15,8 +15,7 @@ from typing import Any
 from typing import TypeAlias
 
 DEFAULT_STEP_TIMEOUT = 1800.0
-"""How many seconds a step may take, unless `CONFLUX_STEP_TIMEOUT` says
-otherwise."""
+"""How many seconds a step may take if no `CONFLUX_STEP_TIMEOUT` is set."""
 _VARIABLE = "CONFLUX_STEP_TIMEOUT"
 
 

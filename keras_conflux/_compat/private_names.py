@@ -18,8 +18,7 @@ class ListedName:
     """The path for `pkgutil.resolve_name`: `"module:Class.method"`. The class
     may inherit the method."""
     parameters: str | None = None
-    """The names of a function's parameters, separated by commas; `None` where
-    they do not matter."""
+    """The names of a function's parameters, with commas, or `None` for any."""
     mentions: str = ""
     """The attributes that the code of a function or class defines, reads or
     sets, by which objects are known to have them."""

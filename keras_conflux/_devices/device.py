@@ -134,8 +134,7 @@ def devices(which: DevicesLike = None) -> tuple[Device, ...]:
     Raises:
         DeviceError: If a device does not exist, repeats or is of another kind
             than the others, if there is none, if `which` is none of these
-            spellings, or if TensorFlow has started too early to make logical
-            CPU devices.
+            spellings, or if TensorFlow has started before CPU devices are made.
 
     Example:
         ```python

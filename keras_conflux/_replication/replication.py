@@ -97,8 +97,7 @@ def replicate(
     * a tree of these: each of them;
     * an array, tensor, variable, or a tree of them: returns a `Replicas` with
       one copy on each device. A variable becomes one variable per device;
-    * any other callable: calls it in the strategy's scope and returns its
-      result.
+    * any other callable: calls it in the strategy's scope, for its result.
 
     Args:
         target: A model, an optimizer or values; see above.
@@ -137,8 +136,7 @@ def replicate(
             reduce in any case.
 
     Returns:
-        The strategy, the target itself, a `Replicas`, or the callable's result,
-        as listed above.
+        The strategy, the target, a `Replicas` or a result, as listed above.
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.

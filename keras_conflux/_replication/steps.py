@@ -40,11 +40,9 @@ class CompiledStep:
     """The facts about a step that XLA compiles."""
 
     shapes: Sequence[Sequence[int]] | None = None
-    """The shapes that the leaves of the shard will have, if it is traced for
-    any number of samples."""
+    """The shapes of the shard's leaves, if the trace does not know them."""
     rank: Any = None
-    """The variable that holds the position of each replica among all, if there
-    are several."""
+    """The variable with each replica's position, if there are several."""
 
 
 @dataclasses.dataclass

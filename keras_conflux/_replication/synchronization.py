@@ -124,8 +124,7 @@ def _copy_group(
 def in_sync(target: Any) -> bool:
     """Returns whether all copies of each variable are equal bit by bit.
 
-    The values are compared on the host, so call it between steps, not inside
-    of a replica.
+    The values are compared on the host, so call it between steps only.
 
     Args:
         target: A replicated model, layer, optimizer, metric or variable, or a

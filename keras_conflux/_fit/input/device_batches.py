@@ -27,8 +27,7 @@ class Batch:
     """Per replica of all processes, how many of the samples it has; may be 0.
     """
     specs: list[Tree]
-    """Per replica of this process, the `tf.TypeSpec`s that its program is
-    traced for."""
+    """Per replica of this process, the `tf.TypeSpec`s of its program."""
     steps: int = 1
     """The number of global batches."""
     checksum: int = 0

@@ -51,8 +51,7 @@ class ExecutionPlan:
     at_epoch_end: Callable[[], None] = lambda: None
     """Called after the last step of an epoch."""
     drawing: list[Generator] = dataclasses.field(default_factory=list)
-    """The generators of the epochs' batches. Keras leaves one half-way when it
-    stops early."""
+    """The generators of the epochs' batches, which Keras may leave half-way."""
     measurements: Measurements = dataclasses.field(default_factory=Measurements)
     """The measurements of this call's executions."""
 

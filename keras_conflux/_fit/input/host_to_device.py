@@ -23,8 +23,7 @@ It is memory that GPUs can read directly, and locking a gigabyte of it takes a
 second."""
 
 MAX_STACKED = 16
-"""The maximum number of batches that are stacked at once, as the graph is
-traced for each number."""
+"""The maximum number of batches that are stacked at once: each has a graph."""
 
 
 def power_of_two(maximum: int) -> int:
@@ -49,8 +48,7 @@ def move_stacked(
 ) -> list[list[Any]]:
     """Moves some batches of the same shapes.
 
-    Returns each replica's shard of each leaf, of shape `(batches, shard of a
-    batch, ...)`.
+    Returns each replica's shards, of shapes `(batches, shard of a batch, ...)`.
     """
     size = max(size_in_bytes(batches[0]), 1)
     fitting = STAGING_BYTES * placement.count // size

@@ -16,11 +16,9 @@ from keras_conflux._fit.input.host_to_device import size_in_bytes
 MAX_STEPS_PER_EXECUTION = 256
 """The maximum number of steps of an execution that the package chooses."""
 MAX_EXECUTION_SECONDS = 4.0
-"""The maximum duration of such an execution, so that the progress bar moves
-and an interrupt is heard."""
+"""The maximum duration of an execution, after which an interrupt is heard."""
 INPUT_MEMORY_FRACTION = 1 / 32
-"""The fraction of a device's memory that the batches of an execution take at
-most."""
+"""The largest fraction of a device's memory for batches of an execution."""
 EFFICIENT_STEPS = 16
 """The number of steps whose batches may take as much. More gain little, and
 take a quarter of it at most."""
@@ -28,8 +26,7 @@ take a quarter of it at most."""
 _MAX_GROWTH = 4
 """The next execution has at most so many times the steps of the one before."""
 _MAX_STALL_FRACTION = 0.1
-"""The fraction of an execution's time that devices may wait for the batches of
-a longer one."""
+"""The fraction of an execution's time that devices may wait for batches."""
 _MAX_EQUAL_EXECUTIONS = 3
 """After so many executions of one length the next is longer even if devices
 wait for it. Executions would otherwise stay short where a batch takes as long

@@ -49,8 +49,7 @@ _contexts: list[_Context] = []
 differentiate_in = _contexts.append
 """Has a context be entered while the backward pass of a step is traced.
 
-It takes the step, the sources, and a list that has the derivatives when the
-context is left.
+It takes the step, the sources, and a list, for the derivatives at its end.
 """
 
 

@@ -14,6 +14,7 @@ from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import users_line
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_models
 from keras_conflux._compat.tensorflow_internals import is_own_variable
 from keras_conflux._compat.tensorflow_internals import replica_index
@@ -124,6 +125,14 @@ def warn_of_plain_variables(step: Step) -> None:
     for handle, writes in effects.writes(step.graph):
         _check_shared(handle, writes, step)
     for variable, writes in plain_variables(step):
+        is_single = step.compiled and not is_replicated(variable)
+        if is_single and len(tf.distribute.get_strategy().devices) > 1:
+            raise error_texts.cannot_compile(
+                f"{variable.name!r} of shape {variable.shape} is on one device "
+                "only, and XLA cannot read it on others. Make it a "
+                "`keras.Variable(..., trainable=False)` that the model holds, "
+                "as in `model.alpha`."
+            )
         if writes and not _is_right(variable, writes, step):
             _warn_of(variable, writes[0], step)
     for weight, writes in _written_by_value(step):
