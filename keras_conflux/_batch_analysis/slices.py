@@ -201,6 +201,17 @@ def _slice_to_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind if kind.entries is Entries.ONE and sizes.regular else None
 
 
+def _with_part(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows rows of which each gets other entries in the same places."""
+    values, part, _ = inputs
+    begin = tf.get_static_value(operation.inputs[2], partial=True)
+    is_one_each = values.entries is Entries.ONE  # and so is the part of it
+    are_aligned = is_one_each and values.axis == part.axis and part.regular
+    if begin is None or begin[values.axis] != 0 or not are_aligned:
+        return None
+    return combined([values, part], values.axis)
+
+
 _SPLITS = {"Split": (1, 0), "SplitV": (0, 2)}
 """Which inputs are the values, and the axis."""
 _THREE_EQUAL = (Form.EQUAL,) * 3
@@ -251,5 +262,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_slice_to_shape, Form.ROWS, Form.EQUAL, Form.SHAPE),
         Rule(moved_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
         Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
+    ),
+    "XlaDynamicUpdateSlice": (
+        Rule(_with_part, ANY_ROWS, ANY_ROWS, Form.EQUAL),
     ),
 }

@@ -751,6 +751,18 @@ of(
         case(V("real", (N, 3), ("rows", "mixed")), V("zero", (N, 1), FEW)),
     ],
 )
+of(
+    "XlaDynamicUpdateSlice",
+    [
+        case(V("real", whole), V("real", part), K(begin), aligned=True)
+        for whole, part, begin in (
+            ((N, 3), (N, 1), [0, 1]),
+            ((N, 3), (N, 1), [1, 1]),
+            ((2, N, 3), (1, N, 2), [1, 0, 1]),
+            ((2, N, 3), (1, N, 2), [0, 1, 0]),
+        )
+    ],
+)
 for _domain in ("bool", "int", "real"):
     of("Where", alone(_domain, SOME_SHAPES))
 

@@ -17,6 +17,7 @@ from rule_cases import L
 from rule_cases import flatten
 from rule_operands import SIZES
 from rule_operands import Operands
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from keras_conflux._batch_analysis import drawn
 from keras_conflux._batch_analysis.derivation import NotDerivable
@@ -26,6 +27,13 @@ from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.rules import RULES
 from keras_conflux._batch_analysis.rules import kinds_of_outputs
+
+
+def function_of(name):
+    """Returns what calls an operation of a type, or `None`."""
+    if name == "XlaDynamicUpdateSlice":
+        return gen_xla_ops.xla_dynamic_update_slice
+    return getattr(tf.raw_ops, name, None)
 
 
 @dataclasses.dataclass(eq=False)
@@ -94,7 +102,7 @@ class Calls:
             else next(values)
             for slot in case.slots
         ]
-        function = getattr(tf.raw_ops, self.name)
+        function = function_of(self.name)
         names = inspect.signature(function).parameters
         arguments = dict(zip(names, given, strict=False))
         with self.operands.graph.as_default():
