@@ -56,6 +56,8 @@ class KindInference:
         self.is_sum = is_sum
         self.merged: list[tf.Tensor] = []
         """The tensors that the user has computed from all replicas."""
+        self.whole: dict[int, tf.Tensor] = {}
+        """By id, one device's values of tensors that are RANDOM."""
         self._calls: list[tuple[Any, list[Any]]] = []
         self.composites = [
             leaf

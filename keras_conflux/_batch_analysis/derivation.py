@@ -129,8 +129,6 @@ def _assert_small(tensor: tf.Tensor, kind: Kind) -> None:
         tensor.shape.rank is None or of_a_sample(tensor) > MAX_ENTRIES
     ):
         raise NotDerivable(tensor.op.name)
-    if kind.role is Role.RANDOM and not tensor.shape.is_fully_defined():
-        raise NotDerivable(tensor.op.name)
 
 
 def of_a_sample(tensor: tf.Tensor) -> int:
@@ -174,4 +172,6 @@ def _is_known(tensor: tf.Tensor, kinds: KindInference) -> bool:
         return False  # of which its parts are known, and can be exchanged
     if kind.role is Role.ROWS:
         return not kind.depends_on_other_samples
+    if kind.role is Role.RANDOM and not tensor.shape.is_fully_defined():
+        return False  # which cannot be sent
     return kind.role in _KNOWN and not _needs_others(tensor, kinds)

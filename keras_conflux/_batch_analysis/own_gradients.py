@@ -1,5 +1,6 @@
 """Finds out whether gradients that a program defines mix samples."""
 
+import itertools
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -38,13 +39,9 @@ class OwnGradients:
 
         They lead from the given tensors to the outputs.
         """
-        ends = {id(tensor) for tensor in given}
-        for output in outputs:
-            self.outputs[id(output)] = output
-            for operation in _operations(output, ends, self._kinds):
-                for defining in self._new_in(operation):
-                    self._known.add(id(defining))
-                    yield defining
+        outputs = [*outputs]
+        self.outputs.update((id(output), output) for output in outputs)
+        yield from self.trust(outputs, given)
 
     def _new_in(self, operation: tf.Operation) -> Iterator[tf.Operation]:
         """Yields itself, or operations of its graphs, if not known."""
@@ -59,9 +56,16 @@ class OwnGradients:
                 for inner in body.get_operations():
                     yield from self._new_in(inner)
 
-    def trust(self, operation: tf.Operation) -> None:
-        """Marks a gradient, as the package's own, that mixes no samples."""
-        self._known.add(id(operation))
+    def trust(
+        self, outputs: Iterable[tf.Tensor], given: Iterable[tf.Tensor]
+    ) -> list[tf.Operation]:
+        """Marks gradients as known, such as the package's own. Returns them."""
+        ends = {id(tensor) for tensor in given}
+        leading = [_operations(x, ends, self._kinds) for x in outputs]
+        found = itertools.chain(*map(self._new_in, itertools.chain(*leading)))
+        new = {id(each): each for each in found}
+        self._known |= new.keys()
+        return [*new.values()]
 
     def depending_on_mixed(self, loss: tf.Tensor) -> set[int]:
         """Returns the ids of tensors whose gradients depend on the whole batch.

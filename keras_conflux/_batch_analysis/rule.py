@@ -39,8 +39,7 @@ class Rule:
 
     Args:
         claim: See `Claim`.
-        accepts: The forms of each input. A form before `...` holds for any
-            number of inputs.
+        accepts: The forms of each input, and before `...` of any number.
     """
 
     def __init__(self, claim: Claim, *accepts: Form | EllipsisType) -> None:

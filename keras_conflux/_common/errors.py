@@ -99,9 +99,8 @@ class ProcessError(ConfluxError, RuntimeError):
 class ClusterError(ConfluxError, ValueError):
     """It is unclear which processes train together, or which one this is.
 
-    Raised when the addresses of the processes are wrong or incomplete, when
-    only a part of a launcher's environment variables is set, and when two of
-    them contradict each other.
+    Raised when the addresses of the processes are wrong or incomplete, or a
+    launcher's environment variables are incomplete or contradict each other.
 
     Example:
         ```python

@@ -62,9 +62,8 @@ def as_summable(leaf: tf.Tensor) -> tf.Tensor:
     return tf.cast(leaf, _SUMMABLE.get(leaf.dtype, leaf.dtype))
 
 
-# NCCL takes `fminf` and `fmaxf`, which drop NaN: where one replica has NaN, the
-# result would be another's number. One device says NaN. Among integers NaN has
-# a place, beyond all numbers.
+# NCCL takes `fminf` and `fmaxf`, which drop NaN: the result would be another
+# replica's number, where one device says NaN. Among integers it is beyond all.
 _INTEGERS = {tf.float32: tf.int32, tf.float64: tf.int64}
 _FLOATS = {integer: floats for floats, integer in _INTEGERS.items()}
 

@@ -27,6 +27,7 @@ from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
+from keras_conflux._fit.numerics.layers import Layers
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
@@ -104,12 +105,11 @@ def allreduce(
             of them, `[len(part) for part in x]`. The tree of a replica of
             weight 0 is ignored, NaN included. Without it all count alike, which
             is not the mean over samples where parts are of different sizes.
-            `withdevices` warns of that.
+            `withdevices` warns of that; `fit` weights means over samples.
 
     Returns:
-        Inside, the reduced tree. Outside, a `Replicas` of equal trees; a tree
-        of `Replicas` for a tree of them. `None` if variables were reduced in
-        place.
+        Inside, the reduced tree. Outside, a `Replicas` of equal trees, or for
+        a tree of `Replicas` a tree. `None` if variables were reduced in place.
 
     Raises:
         DeviceError: Outside, if there are more trees than devices.
@@ -118,8 +118,7 @@ def allreduce(
         StrategyError: Outside, if there is a single tree, so nothing to
             reduce it with, or if leaves, or `weight`, are on other devices. If
             variables are not replicated, or are by several strategies.
-        TypeError: If a leaf is not numeric, or of a dtype that cannot be
-            reduced.
+        TypeError: If a leaf is no number, or of a dtype that has no sum.
         ValueError: If the op is unknown or does not work on
             `tf.IndexedSlices`, if the tree has no leaves or a model no
             floating-point variables, if `weight` is given for another op than
@@ -186,8 +185,7 @@ def reduce(op: OpName, values: Any, *others: Tree, root: int = 0) -> Any:
     Raises:
         ConfluxError: Where `allreduce` raises one.
         TypeError: Where `allreduce` raises it.
-        ValueError: Where `allreduce` raises it, and if there is no replica
-            `root`.
+        ValueError: Where `allreduce` raises it, and without a replica `root`.
 
     Example:
         ```python
@@ -368,9 +366,13 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
                 "alone; the other replicas give theirs."
             )
         result = call(first, *weight)
-        step = steps.current()
+        step, of_fit = steps.current(), steps.current_fit_step()
         if step is not None:
             UserReductions.of(step).add(result)
+        if of_fit is not None:
+            made = steps.symbolic(trees.flatten(result))
+            given = steps.symbolic(trees.flatten([first, *weight]))
+            Layers.of(of_fit).own_gradients.trust(made, given)
         return result
     replicas, by_leaf = _as_replicas(call, values)
     standard = [trees.map_leaves(_standard, tree) for tree in replicas]

@@ -27,9 +27,8 @@ def prefetch(
 
     A thread draws and moves them while the program works on the ones before. It
     begins with the first batch of an epoch, and ends with the last one, with an
-    error or when the iterator is closed or forgotten, as after a `break`;
-    batches that it had moved are freed then. For the replicas of a model see
-    `keras_conflux.distribute`.
+    error or when the iterator is closed or forgotten, as after a `break`, and
+    frees its batches. For a model's replicas see `keras_conflux.distribute`.
 
     An error of `batches` is raised where its batch would have come. An
     iterable that keeps settings by thread, as Keras does with its

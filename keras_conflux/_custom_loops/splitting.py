@@ -56,8 +56,7 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
 
     Parts are contiguous and in device order; the first ones get one sample
     more where the count does not divide. With fewer samples than devices the
-    last devices get none. FluxDistributed.jl gives one part to each device,
-    too.
+    last ones get none. FluxDistributed.jl gives a part to each device, too.
 
     Args:
         batch: A tree of arrays or tensors of shape `(batch, ...)`.
@@ -69,8 +68,7 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
-        ValueError: If a leaf has no first axis, or if the leaves have
-            different numbers of samples.
+        ValueError: If leaves have no first axis or other numbers of samples.
 
     Example:
         ```python
@@ -252,8 +250,7 @@ def shard(
     Raises:
         TypeError: If `samples` has no length.
         ValueError: If there is no such worker, if leaves have no first axis
-            or different numbers of samples, or if a dataset's length is not
-            known.
+            or other numbers of samples, or a dataset has no known length.
 
     Example:
         ```python

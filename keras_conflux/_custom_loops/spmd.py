@@ -135,15 +135,13 @@ def withdevices(
     """Makes `fn` run on every device at once, compiled to one graph.
 
     It is like `strategy.run` of `tf.distribute`, and like `pmap` in JAX: the
-    same function runs once per device, each time with its own part of the
-    data. `fn` becomes graph code as under `tf.function`, so Python's `if` and
-    `for` work on tensors.
+    same function runs once per device, each time with its part of the data.
+    `fn` becomes a graph as under `tf.function`: `if` and `for` take tensors.
 
     Arguments that are `Replicas` or `tf.distribute` values give each device
     its own part; all others go to every device as they are, with a warning
-    about arrays that look like a batch which was not split. Models and
-    optimizers that `fn` uses should have been given to `replicate`, or made
-    under a distribution.
+    about arrays that look like a batch which was not split. Give models and
+    optimizers that `fn` uses to `replicate`, or make them in its scope.
 
     Nothing is reduced for you: gradients that `fn` computes are this
     replica's until it calls `allreduce`.

@@ -118,13 +118,24 @@ def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
         Means.of(step).note(tree, weight)
     elif of_fit is not None and not isinstance(op, Extreme):
         _warn_of_equal(op, tree, of_fit)
-    if present is None:
-        return this.all_reduce(op, tree, weight)
-    if op.takes_weights:
+    if weight is None and of_fit is not None and op.takes_weights:
+        weight = _share_of_means(tree, of_fit)
+    if op.takes_weights and present is not None:
         weight = tf.cast(1 if weight is None else weight, tf.float64)
-        return this.all_reduce(op, tree, tf.where(present, weight, 0))
-    seen = functools.partial(_or_neutral, op, present)
-    return this.all_reduce(op, trees.map_leaves(seen, tree), weight)
+        weight = tf.where(present, weight, 0)
+    elif present is not None:
+        seen = functools.partial(_or_neutral, op, present)
+        tree = trees.map_leaves(seen, tree)
+    reduced = this.all_reduce(op, tree, weight)
+    if of_fit is not None:
+        of_fit.kinds.mark_equal(trees.present(reduced))
+    return reduced
+
+
+def _share_of_means(tree: Tree, step: steps.Step) -> Any:
+    """Returns the weight of means over samples, if a tree has no others."""
+    roles = {step.kinds.of(leaf).role for leaf in trees.flatten(tree)}
+    return step.batch_fraction if roles <= {Role.EQUAL, Role.MEAN} else None
 
 
 reduce_by(allreduce)
@@ -172,19 +183,20 @@ def allgather(axis: int, tree: Tree) -> Tree:
     zero in the place of a replica without samples.
     """
     # A replica without samples gathers its own rows, too.
-    return _keep_of_first(_gathered(axis, tree))
-
-
-def _gathered(axis: int, tree: Tree) -> Tree:
     this, present = _this_replica(), has_samples()
     if present is None or this.count == 1:
-        return this.all_gather(tree, axis, lambda x: _is_of_samples(x, axis))
+        of_samples = functools.partial(_is_of_samples, axis=axis)
+        return _keep_of_first(this.all_gather(tree, axis, of_samples))
     tree = trees.refill(tree, this.gatherable(tree, axis))
     seen = trees.map_leaves(lambda x: _parted(x, axis, present)[0], tree)
     gathered = this.all_gather(seen, axis)
     pairs = zip(trees.present(gathered), trees.present(tree), strict=True)
     leaves = [_with_own(got, own, axis, present) for got, own in pairs]
-    return trees.refill(tree, leaves)
+    step: Any = steps.current_fit_step()  # which alone has stand-ins
+    step.kinds.mark_equal(trees.present(gathered))
+    whole = zip(map(id, leaves), trees.present(gathered), strict=True)
+    step.kinds.whole.update(whole)
+    return _keep_of_first(trees.refill(tree, leaves))
 
 
 def _this_replica() -> ReplicaCollectives:

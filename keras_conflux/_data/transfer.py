@@ -83,9 +83,8 @@ def to_cpu(tree: V) -> V: ...
 def to_cpu(tree: Tree) -> Tree:
     """Returns `tree` with its tensors as NumPy arrays.
 
-    Keras' `predict` and `get_weights` return such arrays, and plotting,
-    printing and saving take them. For tensors in the host's memory call
-    `to_device(tree, "CPU:0")`.
+    Keras' `predict` and `get_weights` return such arrays. For tensors in the
+    host's memory call `to_device(tree, "CPU:0")`.
 
     Scalars become NumPy scalars, strings arrays of bytes, and variables their
     values. Sparse and ragged tensors and `tf.IndexedSlices`, which NumPy does

@@ -24,8 +24,7 @@ def claim(
     this at the start of the program, where GPUs are shared with others.
 
     The GPUs that are left count from 0, as with `CUDA_VISIBLE_DEVICES`: after
-    `claim([1, 3])` there are `"GPU:0"` and `"GPU:1"`. They stay the only ones
-    until the process ends.
+    `claim([1, 3])` there are `"GPU:0"` and `"GPU:1"` until the process ends.
 
     Args:
         devices: See `keras_conflux.devices`; by default all GPUs. A number

@@ -16,8 +16,7 @@ from keras_conflux._replication import traced_functions
 from keras_conflux._replication.strategy import check_microbatches
 
 DataContract: TypeAlias = Literal["global", "local"]
-"""Whether a process reads the batches of all processes, of which it takes its
-rows, or its own part of them."""
+"""Whether a process reads all batches and takes its rows, or its own part."""
 
 _chosen: Any = weakref.WeakKeyDictionary()
 """By model, the options that `replicate` was given, by their names."""

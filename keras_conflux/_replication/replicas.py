@@ -46,9 +46,8 @@ class Replicas(per_replica.PerReplica, Generic[T_co]):
     other methods of a strategy over these devices take.
 
     `replicas[0]` and `replicas["GPU:0"]` are the tree of one device, and
-    `replicas[:2]` is a list. `len` and iteration work, too. For type checkers
-    `Replicas[tf.Tensor]` has one tensor per device. Conflux.jl has such a
-    container.
+    `replicas[:2]` is a list. `len` and iteration work, too. To type checkers
+    `Replicas[tf.Tensor]` has a tensor per device. Conflux.jl has such ones.
 
     An index that is too large raises `IndexError`, and a device that has no
     part of it `DeviceError`. It is not one number: `float(replicas)` and
@@ -107,8 +106,7 @@ class Replicas(per_replica.PerReplica, Generic[T_co]):
 
         Raises:
             StrategyError: If a model is not replicated.
-            ValueError: If `value` is not distributed, and there are several
-                devices.
+            ValueError: If `value` is not distributed, on several devices.
 
         Example:
             ```python

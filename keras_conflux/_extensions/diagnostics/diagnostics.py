@@ -76,8 +76,7 @@ def statistics(target: Any) -> Any:
             that they store.
 
     Returns:
-        A list of `Statistics`, one per leaf; of a `Replicas`, a `Replicas` of
-        such lists.
+        A list of `Statistics`, one per leaf. Of a `Replicas`, one of lists.
 
     Raises:
         TypeError: If a leaf is not made of real numbers.

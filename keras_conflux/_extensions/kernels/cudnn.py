@@ -7,8 +7,7 @@ so that no tensor has to be transposed in memory. Layouts can be given in
 StableHLO only, which is why the call is a small module.
 
 B is the number of samples, T of queries, S of keys, N of heads, K of heads of
-keys and values, and H the size of a head. N is a multiple of K. A trace knows
-all shapes.
+keys and values (N is a multiple of it), and H a head's size. All are known.
 """
 
 import dataclasses

@@ -100,8 +100,7 @@ class Fused:
 
 def _opened(tensors: _Tensors, like: _Tensors) -> list[tf.Tensor]:
     """Returns tensors of the shapes that others are traced with."""
-    # To XLA, a slice of all entries is nothing. A reshape of a tensor of known
-    # size would have a known shape.
+    # To XLA, a slice of all is nothing. A reshape would have a known shape.
     return [
         tensor
         if other.shape.is_fully_defined()

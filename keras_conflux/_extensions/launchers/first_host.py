@@ -71,8 +71,7 @@ def first_port(
 def take_part(local_rank: int, count: int) -> None:
     """Lets this process see its part of the GPUs of its host.
 
-    Where it sees fewer GPUs than there are processes, it takes all: some are
-    dealt out.
+    Where it sees fewer GPUs than there are processes, it takes all of them.
     """
     if count == 1:
         return

@@ -59,9 +59,8 @@ def first_node(nodes: str) -> str:
 def _is_of_mpirun(environ: Mapping[str, str], count: int) -> bool:
     """Whether a step of Slurm runs the daemons of `mpirun`.
 
-    `mpirun` starts one daemon per node as a step of Slurm, and the processes
-    inherit the variables of that step. `srun --mpi=pmi2` sets the variables
-    of both, with equal numbers.
+    `mpirun` starts a daemon per node as a step of Slurm, whose variables the
+    processes inherit. `srun --mpi=pmi2` sets both, with equal numbers.
     """
     inner = mpi.announced(environ)
     if inner is None:

@@ -16,8 +16,7 @@ from keras_conflux._compat.private_names import module_if_any
 hlo_pb2 = module_if_any("tensorflow.compiler.xla.service.hlo_pb2")
 
 _SIZE = re.compile(r"preallocated temp allocation: +([\d.]+)((?:[KMGTP]i)?)B\b")
-"""XLA's words on a program that gets no memory: the bytes it needs besides its
-arguments and results."""
+"""XLA's words on a program that gets no memory: the bytes that it needs."""
 
 
 def bytes_of_failed_program(error: BaseException) -> int | None:
@@ -36,8 +35,7 @@ def bytes_of_program(
     traced: Any = tf.function(function, jit_compile=True, autograph=False)
     compiled = traced.experimental_get_compiler_ir(*signature)
     with warnings.catch_warnings():
-        # Of the name's being deprecated. Without one, TensorFlow draws a random
-        # number to see where that is.
+        # Without a name, which is deprecated, TensorFlow draws a random number.
         warnings.simplefilter("ignore")
         kind, name = "optimized_hlo_proto_serialized", f"/device:{device}"
         try:

@@ -59,8 +59,7 @@ class Memory:
     lets variables and step fit into a GPU. `None` without `step`, on CPU
     devices, and where no number is enough."""
     unknown: str | None = dataclasses.field(default=None, compare=False)
-    """With a batch, why `step` is not known of whole variables, if it is not.
-    It stands below the table."""
+    """With a batch, why `step` is not known of whole variables, if so."""
     others: "tuple[Memory, ...]" = dataclasses.field(
         default=(), repr=False, compare=False
     )
@@ -149,8 +148,7 @@ def memory(
 
     Raises:
         TypeError: If it is no Keras model, or `devices` no number.
-        ValueError: If the model is not built, or not compiled and a batch is
-            given.
+        ValueError: If the model is not built, or with a batch not compiled.
 
     Example:
         ```python

@@ -58,9 +58,8 @@ def skip_out_of_memory(
     """Makes `fn` run on every device, and skips batches without memory.
 
     Like `withdevices`, but where a device runs out of memory the call warns,
-    naming the batch, and returns `None` instead of raising. This is for data
-    of varying size, of which a rare batch is too large. FluxDistributed.jl
-    goes on in this way.
+    naming the batch, and returns `None` instead of raising, as for data of
+    varying size with a rare batch that is too large. So does FluxDistributed.
 
     `fn` makes no collective call. A replica without memory would not make it,
     and on GPUs the others would wait without end, as an NCCL call cannot be
@@ -71,16 +70,14 @@ def skip_out_of_memory(
     TensorFlow 2.21 waits ten seconds for memory before it gives up, at each
     skip. Another error of a library is raised.
 
-    Writes of some replicas' layers until then stay: the seeds of a Dropout, the
-    moving averages of a BatchNormalization. After a skip, `synchronize(model)`
-    makes the copies equal again.
+    Writes of some replicas' layers stay: the seeds of a Dropout, averages of a
+    BatchNormalization. After a skip, `synchronize(model)` makes copies equal.
 
     Args:
         fn: The function to run. `None` makes a decorator with options.
         devices: See `keras_conflux.devices`. Default: the devices of the
             `Replicas` among the arguments, as with `withdevices`.
-        jit_compile: Whether XLA compiles the program of each device, as with
-            `withdevices`.
+        jit_compile: Whether XLA compiles each program, as with `withdevices`.
 
     Returns:
         A function of the same parameters that returns a `Replicas` or `None`.

@@ -18,8 +18,7 @@ from keras_conflux._common.contexts import Setting
 _ROOM = 2**20
 """The names of a trace, and the traces of a program, are fewer."""
 _PROGRAMS = 2**22
-"""With those they stay below 2**63, as they have to be int64. The small numbers
-are TensorFlow's."""
+"""With those they stay below 2**63, as int64. Small ones are TensorFlow's."""
 
 _tensorflows_uid = ops.uid
 _numbers: Setting[Iterator[int] | None] = Setting(None)

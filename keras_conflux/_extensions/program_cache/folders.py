@@ -8,8 +8,7 @@ import tempfile
 from collections.abc import Mapping
 
 VARIABLE = "KERAS_CONFLUX_CACHE"
-"""The environment variable that names where the folder of programs is made;
-`0` keeps nothing."""
+"""The environment variable of the folder of programs; `0` keeps nothing."""
 _OWN = "keras_conflux"
 """The name of the folder of programs. Nothing outside of it is touched."""
 MINIMUM_FREE = 2**30

@@ -26,9 +26,8 @@ class Throughput(LogSource):
     """Adds to the logs of each epoch how fast it was.
 
     So `History`, the progress bar, `CSVLogger`, `TensorBoard` and other loggers
-    show it, wherever this callback stands among the others. `fit` measures this
-    in any case: the callback does nothing at a batch, and executions stay as
-    long as without it.
+    show it, wherever this callback stands among the others. `fit` measures it
+    in any case: the callback does nothing at a batch, and costs no time there.
 
     The first execution of a program compiles it. Its time is `compile_s`,
     which only `keys` adds, and its samples do not count, unless all executions

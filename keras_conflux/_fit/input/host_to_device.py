@@ -18,9 +18,8 @@ from keras_conflux._devices.device import short_name
 from keras_conflux._fit.input.specs import relaxed_spec
 
 STAGING_BYTES = 512 * 2**20
-"""The maximum number of bytes per device that are stacked on the host at once.
-It is memory that GPUs can read directly, and locking a gigabyte of it takes a
-second."""
+"""The maximum number of bytes per device that are stacked on the host at once,
+in memory that GPUs can read directly: locking a gigabyte takes a second."""
 
 MAX_STACKED = 16
 """The maximum number of batches that are stacked at once: each has a graph."""

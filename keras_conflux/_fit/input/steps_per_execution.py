@@ -20,8 +20,7 @@ MAX_EXECUTION_SECONDS = 4.0
 INPUT_MEMORY_FRACTION = 1 / 32
 """The largest fraction of a device's memory for batches of an execution."""
 EFFICIENT_STEPS = 16
-"""The number of steps whose batches may take as much. More gain little, and
-take a quarter of it at most."""
+"""The number of steps whose batches may take as much; others get a quarter."""
 
 _MAX_GROWTH = 4
 """The next execution has at most so many times the steps of the one before."""

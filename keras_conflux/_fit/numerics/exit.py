@@ -49,8 +49,7 @@ class TraceFindings:
     by_sample: set[int] = dataclasses.field(default_factory=set)
     """The multiples of the samples' number that are several rows of each."""
     built: bool = False
-    """Whether it has built an optimizer, of which Python code may have asked
-    before whether it is built."""
+    """Whether it has built an optimizer, which code may have found unbuilt."""
 
 
 class TraceAgain(Exception):

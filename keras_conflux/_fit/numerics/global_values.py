@@ -34,11 +34,12 @@ def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
 
     It raises `NotDerivable` if one of them cannot be computed.
     """
-    derivations = [derivation_of(tensor, step.kinds) for tensor in tensors]
-    known = reduced_by_role(
-        {key: x for each in derivations for key, x in each.sources.items()},
-        step,
-    )
+    whole = step.kinds.whole
+    derivations = [derivation_of(x, step.kinds, whole) for x in tensors]
+    sources = {
+        key: x for each in derivations for key, x in each.sources.items()
+    }
+    known = whole | reduced_by_role(sources, step)
     results = [recomputed(each, known, step) for each in derivations]
     step.kinds.mark_equal(results)
     return results

@@ -144,7 +144,7 @@ def _own(value: tf.Tensor, step: Step) -> tf.Tensor:
         return value  # replicas may not all come here
     with contextlib.suppress(NotDerivable):
         own = own_rows(value, step)
-        Layers.of(step).own_gradients.trust(own.op)
+        Layers.of(step).own_gradients.trust([own], own.op.inputs)
         return own
     return value
 

@@ -26,7 +26,6 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.steps import UserReductions
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
@@ -194,10 +193,9 @@ def _taken_for(kind: Kind, value: tf.Tensor, step: Step) -> tf.Tensor:
     unclear = Role.DERIVED, Role.OPAQUE
     if value.shape.rank != 0 or step.kinds.of(value).role not in unclear:
         return value
-    if not UserReductions.of(step):  # else the user exchanges values
-        with contextlib.suppress(NotDerivable):
-            derivation_of(value, step.kinds)
-            return value
+    with contextlib.suppress(NotDerivable):
+        derivation_of(value, step.kinds)
+        return value
     value = tf.identity(value)  # a loss keeps its kind
     step.kinds.mark(value, kind)
     return value

@@ -39,7 +39,6 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.steps import UserReductions
 
 _Seeded = list[tuple[Any, Any]]
 _Context = Callable[
@@ -194,22 +193,15 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
     is_tensor = isinstance(target, tf.Tensor)
     if not is_tensor or not walks.has_derivatives(target.dtype):
         return [(target, seed)]
-    # The user exchanges the compared values.
-    by_hand = bool(UserReductions.of(step))
-    is_seeded = seed is not None and not by_hand
+    is_seeded = seed is not None
     loss = _weighted(target, seed) if is_seeded else target
     kind = kind_by_trial(loss, step.kinds)
     is_alone = replica_collectives().count == 1
-    mixed = set()
-    if not by_hand and not is_alone:
-        mixed = Layers.of(step).own_gradients.depending_on_mixed(loss)
-    if by_hand and kind.role is Role.DERIVED:
-        kind = MEAN if target.shape.rank == 0 else TOTAL
-    elif is_alone:
+    own = Layers.of(step).own_gradients
+    mixed = set() if is_alone else own.depending_on_mixed(loss)
+    if is_alone:
         pass  # the tape differentiates one device's loss, also twice
-    elif (kind.role is Role.DERIVED or kind.mixed or mixed) and (
-        is_seeded or seed is None
-    ):
+    elif kind.role is Role.DERIVED or kind.mixed or mixed:
         if is_seeded and tensorflow_tracing.is_recorded([seed]):
             _warn_of_target(step, target)  # derivatives by the seed are lost
         try:
@@ -218,7 +210,7 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
             _warn_of_target(step, target)
     elif kind.role is Role.OPAQUE and is_seeded:
         _warn_of_target(step, target)
-    elif kind.role is Role.OPAQUE and seed is None:
+    elif kind.role is Role.OPAQUE:
         _warn_of_sum(step, target)
     if is_seeded and kind.role in (Role.DERIVED, Role.OPAQUE):
         kind = step.kinds.of(target)

@@ -9,8 +9,7 @@ _INPUTS = 64
 """Few, so that moving the samples does not take longer than training."""
 _WIDTH = 4096
 _BATCH = 16384
-"""Per GPU; so many that the sum of the gradients is a tenth of a step at most
-where NVLink connects the GPUs."""
+"""Per GPU; with so many, NVLink sums gradients in a tenth of a step at most."""
 _STEPS = 64
 """An epoch's steps. All are one execution, with one compiled program."""
 _LEAST = 0.8

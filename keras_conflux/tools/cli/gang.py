@@ -28,8 +28,7 @@ TOLD = tuple(getattr(signal, x) for x in _NAMES if hasattr(signal, x))
 _LAST_OUTPUT_SECONDS = 1.0
 """How long to wait for the output of processes that are left behind."""
 _UNTIL_SIGTERM_SECONDS = 1.0
-"""How long after nobody reads any more. The reader may have ended by a signal
-for all, which then arrives."""
+"""How long after nobody reads: a signal that ended the reader may arrive."""
 _MOST = 1 << 20
 """How many bytes a pipe holds at most."""
 
