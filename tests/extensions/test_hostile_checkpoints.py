@@ -26,9 +26,12 @@ from alarms import limited
 from conftest import RUN_LONG_TESTS
 
 import keras_conflux as kc
+from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fit as resumed_fit
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import stored_arrays
+from keras_conflux._extensions.resume.compat import compiled_parts
+from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 
 WEIGHTS, STATE = "model.weights.h5", "state.npz"
 SECONDS = 20
@@ -338,6 +341,49 @@ def test_generators_that_would_read_other_memory(place, kind, is_scalar):
     content = plain_values.to_bytes({"any": [plain_values.State(state)]})
     with pytest.raises(ValueError, match="generator"):
         plain_values.from_bytes(content)
+
+
+@pytest.mark.parametrize("place", ["1", "text", np.array("1"), [1], None, 0.5])
+def test_generators_whose_place_is_no_number(place):
+    states = [("MT19937", KEY, place), {**of_numpy("Philox")}]
+    states[1]["buffer_pos"] = place
+    for state in states:
+        content = plain_values.to_bytes({"any": state})
+        with pytest.raises(ValueError, match="generator is at"):
+            plain_values.from_bytes(content)
+
+
+def test_a_text_is_no_number():
+    for held in (0, 0.5, None, [1]):
+        for text in ("a/b", np.array("a/b"), np.str_("word"), b"a"):
+            assert not plain_values.Form(held).admits(text)
+
+
+def test_a_generator_keeps_the_size_of_its_pool():
+    def held(generator):
+        callback = keras.callbacks.Callback()
+        callback.random = generator
+        return HeldAttributes(callback, data_state.mark)
+
+    here, there = (np.random.default_rng(1) for _ in range(2))
+    before = held(there)
+    there.random()
+    saved = before.changed()
+    saved["random"].value[1]["pool_size"] = 300_000_000
+    with in_time():
+        held(here).restore(saved)
+    assert here.random() == there.random()
+
+
+def test_metrics_for_more_labels_than_the_model_has():
+    model = built()
+    sizes = [f"float32 None {n}" for n in (2**16, 2**16 + 1)]
+    model.compile("sgd", "mse", metrics=[keras.metrics.AUC(multi_label=True)])
+    compiled_parts.build(model, {"_compile_loss": json.dumps(sizes[:1] * 2)})
+    with in_time(), pytest.raises(ValueError, match="a metric for the shape"):
+        compiled_parts.build(
+            model, {"_compile_metrics": json.dumps(sizes[1:] * 2)}
+        )
 
 
 def test_generators_of_numpy_are_read():

@@ -342,6 +342,7 @@ def _access_of_bits(bits: np.random.BitGenerator) -> tuple[Callable, Callable]:
         # Checkpoints of before have no seeds.
         bits.state, seeds = told if isinstance(told, list) else (told, {})
         if seeds and isinstance(bits.__getstate__(), tuple):  # as in NumPy 2
+            seeds |= {"pool_size": bits.seed_seq.state["pool_size"]}
             bits.__setstate__((told[0], np.random.SeedSequence(**seeds)))
 
     return lambda: [bits.state, getattr(bits.seed_seq, "state", {})], set_state
@@ -392,6 +393,6 @@ def _can_lose_state(value: Any, known: set[int]) -> bool:
         return False
     if isinstance(value, list | tuple):
         return any(_can_lose_state(each, known) for each in value)
-    if isinstance(value, keras.Layer | keras.Optimizer):
+    if isinstance(value, keras.Layer | keras.Optimizer | keras.Metric):
         return not all(id(each) in known for each in value.variables)
     return id(value) not in known and not isinstance(value, _WITHOUT_STATE)

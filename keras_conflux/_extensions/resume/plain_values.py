@@ -1,7 +1,6 @@
 """Plain Python values as JSON, and their arrays beside it."""
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import io
@@ -89,9 +88,10 @@ def _checked(value: Any) -> Any:
     if isinstance(state, dict) and "bit_generator" in state:
         inner: Any = state.get("state")
         for held, name, end in ((state, "buffer_pos", 4), (inner, "pos", 624)):
-            with contextlib.suppress(LookupError, TypeError):
-                if not 0 <= held[name] <= end:
-                    raise ValueError(f"its generator is at {held[name]}")
+            place = held.get(name, 0) if isinstance(held, dict) else held or 0
+            is_number = isinstance(place, int | np.integer)
+            if not is_number or not 0 <= place <= end:
+                raise ValueError(f"its generator is at {place!r}")
     return value
 
 
@@ -214,7 +214,8 @@ def _kind(value: Any) -> str:
     if isinstance(value, bool | int | float | complex):
         return "number"
     if isinstance(value, np.ndarray | np.generic | tf.Tensor):
-        return "array" if np.ndim(value) else "number"
+        is_text = np.asarray(value).dtype.kind in "OSU"
+        return "array" if np.ndim(value) else _TEXT if is_text else "number"
     return type(value).__name__
 
 

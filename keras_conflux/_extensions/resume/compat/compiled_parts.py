@@ -1,5 +1,7 @@
 """The metrics and losses of `compile`, which Keras builds in the first step."""
 
+import functools
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +9,8 @@ from typing import Any
 import keras
 from keras.src import backend
 
-_LARGEST = 2**24
-"""How long an axis may be, as metrics may have a variable of that size."""
+_LARGEST = 2**16
+"""How long an axis may be that no weight has, as metrics may have one."""
 
 
 def note_specs(original: Callable, part: Any, y_true: Any, y_pred: Any) -> None:
@@ -40,10 +42,12 @@ def built_for(model: keras.Model) -> dict[str, str]:
 
 def build(model: keras.Model, saved: dict[str, str]) -> None:
     """Builds unbuilt parts for the saved result of `built_for`."""
+    sizes = itertools.chain(*(weight.shape for weight in model.weights))
+    symbolic = functools.partial(_symbolic, largest=max([_LARGEST, *sizes]))
     for name, part in _parts(model).items():
         if not part.built and name in saved:
             described = json.loads(saved[name])
-            given: Any = keras.tree.map_structure(_symbolic, described)
+            given: Any = keras.tree.map_structure(symbolic, described)
             is_loss = name == "_compile_loss"
             backend.compute_output_spec(
                 part.call if is_loss else part.update_state, *given
@@ -69,11 +73,11 @@ def _described(tensor: Any) -> str:
     return " ".join([dtype, *map(str, tensor.shape)])
 
 
-def _symbolic(described: str) -> keras.KerasTensor | None:
+def _symbolic(described: str, largest: int) -> keras.KerasTensor | None:
     if not described:
         return None
     dtype, *dims = described.split()
     shape = [None if n == "None" else int(n) for n in dims]
-    if max([1, *filter(None, shape[1:])]) > _LARGEST:
+    if max([1, *filter(None, shape[1:])]) > largest:
         raise ValueError(f"it has a metric for the shape {shape}")
     return keras.KerasTensor(shape, dtype)
