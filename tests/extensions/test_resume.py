@@ -423,6 +423,31 @@ def test_other_settings_of_optimizers_in_attributes_are_named(tmp_path):
     assert changed(3, rate=0.3, decay=0.9) == [OTHER_SETTINGS]
 
 
+class Scaled(keras.losses.Loss):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def call(self, y, p):
+        return self.scale * keras.ops.mean((y - p) ** 2, -1)
+
+
+def test_other_settings_of_losses_are_named(tmp_path):
+    def changed(epochs, loss):
+        model = linear(epochs=0)
+        model.compile("sgd", loss)
+        resume = kc.Resume(tmp_path)
+        return named_settings(
+            lambda: model.fit(
+                X, Y, BATCH, epochs, verbose=0, callbacks=[resume]
+            )
+        )[1]
+
+    assert not changed(1, Scaled(2.0))
+    assert not changed(2, Scaled(2.0))
+    assert changed(3, Scaled(3.0)) == [[("loss.scale", "2", "3")]]
+
+
 def test_other_settings_of_a_loop_are_named(tmp_path, monkeypatch):
     def loaded(**options):
         model = with_optimizers(**options)

@@ -67,6 +67,40 @@ def test_a_value_that_is_what_it_was_at_first(tmp_path, after):
     assert callback.done == undisturbed.done == 2
 
 
+class Drawing(keras.callbacks.Callback):
+    """Draws from the generator of NumPy, which data does not."""
+
+    drawn = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.drawn = np.random.normal()
+
+
+class Numbered(keras.utils.PyDataset):
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, index):
+        x = np.full((4, 1), index / STEPS, "float32")
+        return x, x
+
+
+@pytest.mark.parametrize("after", [2, STEPS, STEPS + 3])
+def test_numbers_that_a_callback_draws(tmp_path, after):
+    def fitted(*callbacks):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(Numbered(), epochs=2, verbose=0, callbacks=[*callbacks])
+
+    undisturbed, killed, callback = (Drawing() for _ in range(3))
+    fitted(undisturbed)
+    with pytest.raises(Killed):
+        fitted(kc.Resume(tmp_path, every=1), killed, Kill(after))
+    fitted(kc.Resume(tmp_path), callback, Kill())
+    assert callback.drawn == undisturbed.drawn
+
+
 class Odd(keras.callbacks.Callback):
     """Holds what is not a number, string or array."""
 

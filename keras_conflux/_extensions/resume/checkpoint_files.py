@@ -83,8 +83,7 @@ def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
 def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
     """Returns the checkpoints in a directory, the newest first.
 
-    All of their bytes are read, and compared with the checksums that were taken
-    when they were written.
+    All of their bytes are read, and compared with the checksums in the files.
 
     Args:
         directory: The one of `keras_conflux.Resume` or `keras_conflux.save`.

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._extensions.resume import model_state
+from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 
 
@@ -86,15 +88,23 @@ def of_compile(model: keras.Model) -> dict[str, Any]:
     for name, optimizer in model_state.optimizers_of(model).items():
         with contextlib.suppress(Exception):  # of a schedule of the user's
             settings[name] = optimizer.get_config()
-    text = json.dumps(
-        settings, default=lambda x: getattr(x, "__name__", type(x).__name__)
-    )
+    text = json.dumps(settings, default=_described, skipkeys=True)
     found = {
         ".".join(re.findall(r"\w+", path)): value
         for path, value in trees.with_paths(json.loads(text))
     }
     # Names have the number of the optimizer in this process.
     return {k: v for k, v in found.items() if not k.endswith(".name")}
+
+
+def _described(value: Any) -> Any:
+    name = getattr(value, "__name__", type(value).__name__)
+    if isinstance(value, Mapping):  # as Keras holds it
+        return dict(value)
+    if not isinstance(value, keras.losses.Loss):
+        return name
+    is_plain = plain_values.is_plain
+    return {"": name} | {k: v for k, v in vars(value).items() if is_plain(v)}
 
 
 def name_changed_settings(saved: Saved, here: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from keras_conflux._common.trees import Tree
 from keras_conflux._extensions.resume import data_state
+from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import sketches
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
@@ -214,8 +215,14 @@ class InputPosition(EpochObserver):
             start.generators_at_begin["variables"],
         )
         # Drawing again has repeated the draws of the user's Python code.
-        if not private_state.calls_python(self.iterator):
-            random_generators.set_states(start.generators)
+        calls_python = private_state.calls_python(self.iterator)
+        now, digest = random_generators.states(), plain_values.digest
+        begun = {k: digest(x) for k, x in start.generators_at_begin.items()}
+        kept = [k for k, x in now.items() if count and digest(x) == begun[k]]
+        states = {kind: start.generators[kind] for kind in kept}
+        random_generators.set_states(
+            states if calls_python else start.generators
+        )
 
     def _assert_same(self, start: Place, batch: Tree) -> None:
         """Raises `ValueError` if other samples would be trained from here."""

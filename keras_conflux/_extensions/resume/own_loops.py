@@ -160,8 +160,7 @@ def load(
         directory: The directory of the checkpoints.
 
     Returns:
-        The `step` and the `state` that were saved, by these names; `None` if
-        there is no checkpoint.
+        The saved `step` and `state`, by these names; `None` if there is none.
 
     Raises:
         ValueError: If the checkpoint is of another model or optimizer, or of

@@ -29,13 +29,15 @@ def states(dataset: Any = None) -> dict[str, Any]:
 
 
 def set_states(saved: dict[str, Any], dataset: Any = None) -> None:
-    """Puts the generators where they stood, also those in a data set."""
-    random.setstate(saved["python"])
-    np.random.set_state(saved["numpy"])
+    """Puts generators where they stood, also those in a data set."""
+    if "python" in saved:
+        random.setstate(saved["python"])
+    if "numpy" in saved:
+        np.random.set_state(saved["numpy"])
     eager = _of_eager_operations()
-    if saved["tensorflow"] is not None and eager is not None:
+    if saved.get("tensorflow") is not None and eager is not None:
         eager.setstate(saved["tensorflow"])
-    set_variables(dataset, saved["variables"])
+    set_variables(dataset, saved.get("variables", []))
 
 
 def _of_eager_operations() -> random.Random | None:
