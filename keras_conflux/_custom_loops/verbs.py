@@ -182,20 +182,21 @@ def allgather(axis: int, tree: Tree) -> Tree:
     A scalar has its place in the joined vector on any replica. Others see
     zero in the place of a replica without samples.
     """
-    # A replica without samples gathers its own rows, too.
     this, present = _this_replica(), has_samples()
+    step: Any = steps.current_fit_step()
     if present is None or this.count == 1:
-        of_samples = functools.partial(_is_of_samples, axis=axis)
-        return _keep_of_first(this.all_gather(tree, axis, of_samples))
+        joined = this.all_gather(tree, axis, lambda x: _is_of_samples(x, axis))
+        if step is not None:
+            step.kinds.mark_equal(trees.present(joined))
+        return joined
+    # A replica without samples gathers its own rows, too.
     tree = trees.refill(tree, this.gatherable(tree, axis))
     seen = trees.map_leaves(lambda x: _parted(x, axis, present)[0], tree)
-    gathered = this.all_gather(seen, axis)
-    pairs = zip(trees.present(gathered), trees.present(tree), strict=True)
+    joined = trees.present(this.all_gather(seen, axis))
+    pairs = zip(joined, trees.present(tree), strict=True)
     leaves = [_with_own(got, own, axis, present) for got, own in pairs]
-    step: Any = steps.current_fit_step()  # which alone has stand-ins
-    step.kinds.mark_equal(trees.present(gathered))
-    whole = zip(map(id, leaves), trees.present(gathered), strict=True)
-    step.kinds.whole.update(whole)
+    step.kinds.mark_equal(joined)
+    step.kinds.whole |= zip(map(id, leaves), joined, strict=True)
     return _keep_of_first(trees.refill(tree, leaves))
 
 

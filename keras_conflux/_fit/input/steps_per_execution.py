@@ -28,8 +28,7 @@ _MAX_STALL_FRACTION = 0.1
 """The fraction of an execution's time that devices may wait for batches."""
 _MAX_EQUAL_EXECUTIONS = 3
 """After so many executions of one length the next is longer even if devices
-wait for it. Executions would otherwise stay short where a batch takes as long
-to arrive as a step takes."""
+wait: it would stay short where a batch takes as long to arrive as a step."""
 
 
 class PrefetchBudget:
