@@ -15,9 +15,7 @@ copy_handle_data = handle_data_util.copy_handle_data
 """Copies dtype and shape behind a handle to another, for shape functions."""
 
 
-def variable_behind(
-    handle: tf.Tensor,
-) -> tuple[tf.TensorShape, tf.DType] | None:
+def variable_behind(handle: Any) -> tuple[tf.TensorShape, tf.DType] | None:
     """Returns a variable's shape and dtype, if its handle tells them."""
     data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:

@@ -53,14 +53,12 @@ class StepWatchdog:
                 expand_composites=True,
             )
 
-    def call(self, program: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, program: Callable[..., Any], *args: Any) -> Any:
         """Returns a program's result, unless it is late or interrupted."""
         seconds = self._steps * step_timeout()
         # Read only where a call has failed: reading takes half a millisecond.
         before, self._before = self._before or self.counts(), None
-        run = keras_variables.with_this_threads_state(
-            lambda: program(*arguments)
-        )
+        run = keras_variables.with_this_threads_state(lambda: program(*args))
         call = DaemonCall(tensorflow_tracing.with_this_threads_summaries(run))
         try:
             ended = wait_while_all_processes_live(call, seconds)

@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import functools
 import itertools
 import pathlib
 import random
@@ -171,6 +172,50 @@ def test_objects_that_could_lose_their_state_are_named(tmp_path):
     lambdas = keras.callbacks.LambdaCallback(on_epoch_end=counting)
     with pytest.warns(kc.ConfluxWarning, match=r"'on_epoch_end' \(a function"):
         linear(kc.Resume(tmp_path / "c"), lambdas)
+
+
+def counter():
+    count = 0
+
+    def following():
+        nonlocal count
+        count += 1
+        return count
+
+    return following
+
+
+def drawing(generator):
+    return lambda: generator.random()
+
+
+def keeping(x, seen=[]):  # noqa: B006
+    return seen.append(x)
+
+
+HOLDING = {
+    "a number that it writes": (counter, True),
+    "a generator": (lambda: drawing(np.random.default_rng(1)), True),
+    "a method of a generator": (lambda: random.Random(1).random, True),
+    "an argument": (lambda: functools.partial(keeping, [1]), True),
+    "a default": (lambda: keeping, True),
+    "a generator of Python's": (lambda: iter([1]).__next__, True),
+    "a global generator": (lambda: np.random.normal, False),
+    "a global generator of Python": (lambda: random.random, False),
+    "a number": (lambda: lambda one=1: one + 2, False),
+    "a table": (lambda: {1: 2}.get, False),
+}
+
+
+@pytest.mark.parametrize("kind", HOLDING)
+def test_functions_that_hold_what_they_change_are_named(tmp_path, kind):
+    make, is_named = HOLDING[kind]
+    callback = keras.callbacks.Callback()
+    callback.function = make()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kc.ConfluxWarning)
+        HeldAttributes(callback)
+    assert any("'function'" in str(x.message) for x in caught) == is_named
 
 
 class SetOnce(keras.callbacks.Callback):

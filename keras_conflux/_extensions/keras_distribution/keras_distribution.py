@@ -69,8 +69,7 @@ def make_data_parallel(
         device_mesh = _one_axis(device_mesh)
     original(distribution, device_mesh, *args, **kwargs)
     if process_count() > 1:
-        # Keras would take a part of the batches of each data set, and refuse
-        # all other data, before this package sees them.
+        # Keras would cut data sets, and refuse other data, before this package.
         compat.take_whole_datasets(distribution)
 
 

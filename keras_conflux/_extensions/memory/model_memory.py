@@ -55,9 +55,8 @@ class Memory:
     shard: Shard | None
     """The state that lies in parts: none, `"optimizer"` or `"weights"`."""
     microbatches: int | None = dataclasses.field(default=None, compare=False)
-    """The number for `replicate(microbatches=)`: the least power of two that
-    lets variables and step fit into a GPU. `None` without `step`, on CPU
-    devices, and where no number is enough."""
+    """The number for `replicate(microbatches=)`: the least power of two with
+    which all fits into a GPU. `None` without `step`, and if none is enough."""
     unknown: str | None = dataclasses.field(default=None, compare=False)
     """With a batch, why `step` is not known of whole variables, if so."""
     others: "tuple[Memory, ...]" = dataclasses.field(

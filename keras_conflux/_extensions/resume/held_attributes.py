@@ -1,14 +1,14 @@
 """The attributes of callbacks and data, of which a checkpoint gives some back.
 
 A value that has changed in training is saved. A checkpoint may be a stranger's:
-it gives a value to an attribute that is there, of the kind that it has, and no
-text that could be a path.
+it gives attributes that are there values of their kinds, and no possible path.
 """
 
 import collections
 import contextlib
 import copy
 import datetime
+import dis
 import enum
 import functools
 import logging
@@ -18,6 +18,7 @@ import re
 import types
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -44,6 +45,13 @@ _WITHOUT_STATE = (
     (tf.DType, tf.TensorShape, tf.TypeSpec, tf.data.Dataset),
     (keras.Loss, keras.optimizers.schedules.LearningRateSchedule),
 )
+_FUNCTIONS = types.FunctionType | types.MethodType | types.BuiltinFunctionType
+_FUNCTIONS |= functools.partial
+_RANDOM = np.random.Generator, np.random.RandomState, random.Random
+_CHANGING = (*_CONTAINERS, *_RANDOM, Iterator)
+"""The types of values that functions may change."""
+_SAVED: Any = (random.random.__self__, np.random.normal.__self__)
+"""The global generators, which each checkpoint has."""
 
 
 class HeldAttributes:
@@ -160,9 +168,8 @@ class HeldAttributes:
             raise ValueError(
                 f"The checkpoint has values for {wrong} of "
                 f"{type(self._owner).__name__} of types that it does not have "
-                "here, or texts that it does not hold, which could "
-                "be paths. Train with the program that was saved, or use "
-                "another directory."
+                "here, or texts that it does not hold, which could be paths. "
+                "Train with the program that was saved, or in a new directory."
             )
         self._changed |= saved.keys()
         _give(self._owner, saved)
@@ -383,16 +390,28 @@ def _name_what_is_lost(
 
 
 def _can_lose_state(value: Any, known: set[int]) -> bool:
-    if isinstance(value, functools.partial):
-        return _can_lose_state(value.func, known)
-    if isinstance(value, types.FunctionType | types.MethodType):
-        for cell in getattr(value, "__closure__", None) or ():
-            with contextlib.suppress(ValueError):  # it is empty
-                if isinstance(cell.cell_contents, _CONTAINERS):
-                    return True
-        return False
+    if isinstance(value, _FUNCTIONS):
+        held = [x for x in _held_by_function(value) if isinstance(x, _CHANGING)]
+        return not {*map(id, held)} <= known | {*map(id, _SAVED)}
     if isinstance(value, list | tuple):
         return any(_can_lose_state(each, known) for each in value)
     if isinstance(value, keras.Layer | keras.Optimizer | keras.Metric):
         return not all(id(each) in known for each in value.variables)
     return id(value) not in known and not isinstance(value, _WITHOUT_STATE)
+
+
+def _held_by_function(function: Any) -> Iterator[Any]:
+    """Yields what a function can change, and no attribute has."""
+    if isinstance(function, functools.partial):
+        yield from (*function.args, *function.keywords.values())
+        function = function.func
+    owner = getattr(function, "__self__", None)
+    yield None if isinstance(owner, _CONTAINERS) else owner  # as of `dict.get`
+    yield from getattr(function, "__defaults__", None) or ()
+    cells = getattr(function, "__closure__", None) or ()
+    steps = dis.get_instructions(function) if cells else ()
+    written = {x.argval for x in steps if x.opname == "STORE_DEREF"}
+    names = function.__code__.co_freevars if cells else ()
+    for name, cell in zip(names, cells, strict=True):
+        with contextlib.suppress(ValueError):  # it is empty
+            yield [cell] if name in written else cell.cell_contents

@@ -94,8 +94,7 @@ class InputPosition(EpochObserver):
     def place_before(self, step: int) -> Place:
         """Returns the place before a step; before 0, an epoch has ended."""
         here, dataset = self._here, private_state.dataset_of(self.iterator)
-        # Where `steps_per_epoch` cuts a source into epochs, its iterator goes
-        # on; otherwise the next epoch makes one.
+        # A source cut by `steps_per_epoch` goes on; else an epoch makes one.
         goes_on = here.begun and private_state.draws_on(self.iterator)
         begun = goes_on or step > 0
         return dataclasses.replace(
@@ -219,10 +218,8 @@ class InputPosition(EpochObserver):
         now, digest = random_generators.states(), plain_values.digest
         begun = {k: digest(x) for k, x in start.generators_at_begin.items()}
         kept = [k for k, x in now.items() if count and digest(x) == begun[k]]
-        states = {kind: start.generators[kind] for kind in kept}
-        random_generators.set_states(
-            states if calls_python else start.generators
-        )
+        same = {kind: start.generators[kind] for kind in kept}
+        random_generators.set_states(same if calls_python else start.generators)
 
     def _assert_same(self, start: Place, batch: Tree) -> None:
         """Raises `ValueError` if other samples would be trained from here."""

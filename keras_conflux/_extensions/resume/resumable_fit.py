@@ -280,9 +280,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         self._resume.pauses.append(time.monotonic() - began)
         self._taken = self._done + step, copied, signal
 
-    def _copied(
-        self, step: int, parts: list[dict[str, Any]]
-    ) -> Callable[[], str]:
+    def _copied(self, step: int, parts: list[Any]) -> Callable[[], str]:
         """Returns a function that writes a checkpoint of this moment."""
         weights, beside = model_state.copied_from(self._trained)
         state = beside | {

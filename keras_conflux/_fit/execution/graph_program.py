@@ -53,9 +53,8 @@ class GraphProgram(StepPrograms):
 
         count = self._communicator.size
         signature = [specs, tf.TensorSpec([count], tf.int64)]
-        return TracedProgram(
-            self._communicator, self._watchdog, packed, signature
-        )
+        given = self._communicator, self._watchdog, packed, signature
+        return TracedProgram(*given)
 
     def _all_replicas(
         self,

@@ -36,9 +36,7 @@ def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
     """
     whole = step.kinds.whole
     derivations = [derivation_of(x, step.kinds, whole) for x in tensors]
-    sources = {
-        key: x for each in derivations for key, x in each.sources.items()
-    }
+    sources = {k: x for each in derivations for k, x in each.sources.items()}
     known = whole | reduced_by_role(sources, step)
     results = [recomputed(each, known, step) for each in derivations]
     step.kinds.mark_equal(results)

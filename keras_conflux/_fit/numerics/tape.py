@@ -74,9 +74,8 @@ def gradient(
         given = tf.nest.flatten(output_gradients)
     flat = tf.nest.flatten(sources)
     every = [x for x in (*flat, *targets, *given) if x is not None]
-    equal = (
-        isinstance(x, tf.Tensor) and step.kinds.of(x) == EQUAL for x in every
-    )
+    kind = step.kinds.of
+    equal = (isinstance(x, tf.Tensor) and kind(x) == EQUAL for x in every)
     if all(equal):  # on all replicas, and so are its derivatives
         return left_alone(original, tape, target, sources, *others)
     if any(_is_shared(source, step) for source in flat):

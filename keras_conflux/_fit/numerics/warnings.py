@@ -209,10 +209,9 @@ def _written_by_value(
     found = state.stateful_objects(step.model)
     owners = [x for x in found if not isinstance(x, keras.optimizers.Optimizer)]
     noted = {*map(id, Writes.of(step).variables())}
-    values = state.state_of(owners).values()
-    silent = _by_handle(
-        x for x in values if id(x) not in noted and not x.trainable
-    )
+    held = state.state_of(owners).values()
+    others = [x for x in held if id(x) not in noted and not x.trainable]
+    silent = _by_handle(others)
     return [
         (silent[id(handle)], writes)
         for handle, writes in effects.writes(step.graph)

@@ -121,17 +121,15 @@ class Writes(Exit):
 
         The summand of a stand-in for samples to a metric is left out.
         """
-        comes_together = Choices.of(self.step).come_together()
+        together = Choices.of(self.step).come_together()
         self._note(variable, value)
         self.step.kinds.notice(tf.compat.v1.get_default_graph())
         if is_counter(variable):
-            return late_writes.own_share(
-                variable, value, self.step, comes_together
-            )
+            return late_writes.own_share(variable, value, self.step, together)
         if self.step.turns is not None and not self._is_of_package:
             return self._of_all_turns(variable, value)
         if (
-            not comes_together
+            not together
             or self._is_of_package
             or replica_collectives().count == 1
             or id(variable) in self._own_statistics

@@ -32,8 +32,7 @@ class Sink:
     A thread of its own writes. While a reader pauses, the output of the
     processes is kept for it up to a limit, beyond which they wait.
 
-    It tells once nobody reads any more, and of the error when the file begins
-    to refuse output, as on a full disk.
+    It tells once nobody reads any more, or the file refuses output, as if full.
     """
 
     def __init__(

@@ -203,8 +203,7 @@ def _environments(
 
     They share the inherited ones, and each sees its share of the GPUs, if any.
     """
-    # Ports are new in each attempt: the system may still hold the old ones,
-    # and nothing of an earlier attempt can connect.
+    # Ports are new in each attempt: the system may still hold the old ones.
     addresses = [f"localhost:{port}" for port in _free_ports(len(shares))]
     token = secrets.token_hex()
     told: dict[str, Any] = {"cluster": {"worker": addresses}}
