@@ -188,6 +188,16 @@ def deterministic():
     config.disable_op_determinism()
 
 
+@pytest.fixture
+def in_float64():
+    """Has Keras make variables, and take data, in float64."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     keras.utils.set_random_seed(0)

@@ -17,17 +17,9 @@ from keras import ops
 
 import keras_conflux as kc
 
+pytestmark = pytest.mark.usefixtures("in_float64")
 X = np.random.default_rng(0).normal(size=(19, 6))  # the last batch has 3
 Y = X[:, :2] ** 2 + X[:, 2:4]
-
-
-@pytest.fixture(autouse=True)
-def _in_float64():
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
 
 
 def rms(x):
@@ -157,19 +149,22 @@ class Exchanging(keras.Model):
 
 
 def trained(loss, place, devices):
-    """Returns the weights after two epochs, and the losses."""
+    """Returns what `fitted` does, of a model with a loss in a place."""
     keras.utils.set_random_seed(1)
     if place == "compile":
         model = keras.Sequential([keras.layers.Dense(2)])
     else:
         model = Exchanging(loss)
-    model.compile(keras.optimizers.SGD(0.1), lambda y, p: loss(p, y))
     turns = 2 if place == "microbatches" else 1
+    return fitted(model, devices, lambda y, p: loss(p, y), turns)
+
+
+def fitted(model, devices, loss=None, turns=1):
+    """Returns the weights after two epochs, and the losses."""
+    model.compile(keras.optimizers.SGD(0.1), loss)
     kc.replicate(model, devices, microbatches=turns)
-    fitted = model.fit(
-        X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0
-    ).history["loss"]
-    return *model.get_weights(), fitted
+    history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return *model.get_weights(), history.history["loss"]
 
 
 def assert_same(expected, got):
@@ -213,17 +208,14 @@ CENTERS = {
 def test_a_layer_that_exchanges(center):
     """No warning, which is an error in tests, is to ask for what it does."""
 
-    def fitted(devices):
+    def centered(devices):
         keras.utils.set_random_seed(1)
         dense = [keras.layers.Dense(2) for _ in range(2)]
-        centered = Centered(CENTERS[center])
-        model = keras.Sequential([dense[0], centered, dense[1]])
-        model.compile(keras.optimizers.SGD(0.1), lambda y, p: rms(y - p))
-        kc.replicate(model, devices)
-        history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
-        return *model.get_weights(), history.history["loss"]
+        layers = [dense[0], Centered(CENTERS[center]), dense[1]]
+        model = keras.Sequential(layers)
+        return fitted(model, devices, lambda y, p: rms(y - p))
 
-    assert_same(fitted(1), fitted(MANY))
+    assert_same(centered(1), centered(MANY))
 
 
 class Queued(Exchanging):
@@ -252,12 +244,8 @@ class Queued(Exchanging):
 
 @several
 def test_rows_of_all_replicas_in_a_queue():
-    def fitted(devices):
+    def queued(devices):
         keras.utils.set_random_seed(1)
-        model = Queued()
-        model.compile(keras.optimizers.SGD(0.1))
-        kc.replicate(model, devices)
-        history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
-        return *model.get_weights(), history.history["loss"]
+        return fitted(Queued(), devices)
 
-    assert_same(fitted(1), fitted(MANY))
+    assert_same(queued(1), queued(MANY))

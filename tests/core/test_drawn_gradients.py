@@ -18,6 +18,7 @@ from conftest import several
 
 import keras_conflux as kc
 
+pytestmark = pytest.mark.usefixtures("in_float64")
 X = np.random.default_rng(0).normal(size=(11, 3))  # the last batch is smaller
 DRAWS = range(120) if RUN_LONG_TESTS else (*range(4), 29)
 """Number 29 has found a gradient of integers."""
@@ -135,15 +136,6 @@ class Drawn(keras.Model):
         slopes, numbers = self.program.step(data, weights)
         self.optimizer.apply(slopes, self.all)
         return {f"number {i}": each for i, each in enumerate(numbers)}
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
 
 
 def trained(program, count):
