@@ -33,15 +33,14 @@ class OwnGradients:
         self._known: set[int] = set()
 
     def between(
-        self, outputs: Iterable[tf.Tensor], given: Iterable[tf.Tensor]
-    ) -> Iterator[tf.Operation]:
-        """Yields operations of a layer that have not been yielded before.
+        self, outputs: list[tf.Tensor], given: Iterable[tf.Tensor]
+    ) -> list[tf.Operation]:
+        """Returns operations of a layer that have not been returned before.
 
         They lead from the given tensors to the outputs.
         """
-        outputs = [*outputs]
-        self.outputs.update((id(output), output) for output in outputs)
-        yield from self.trust(outputs, given)
+        self.outputs |= {id(output): output for output in outputs}
+        return self.trust(outputs, given)
 
     def _new_in(self, operation: tf.Operation) -> Iterator[tf.Operation]:
         """Yields itself, or operations of its graphs, if not known."""
@@ -56,9 +55,7 @@ class OwnGradients:
                 for inner in body.get_operations():
                     yield from self._new_in(inner)
 
-    def trust(
-        self, outputs: Iterable[tf.Tensor], given: Iterable[tf.Tensor]
-    ) -> list[tf.Operation]:
+    def trust(self, outputs: list[tf.Tensor], given: Any) -> list[tf.Operation]:
         """Marks gradients as known, such as the package's own. Returns them."""
         ends = {id(tensor) for tensor in given}
         leading = [_operations(x, ends, self._kinds) for x in outputs]

@@ -135,7 +135,8 @@ def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
 def _share_of_means(tree: Tree, step: steps.Step) -> Any:
     """Returns the weight of means over samples, if a tree has no others."""
     roles = {step.kinds.of(leaf).role for leaf in trees.flatten(tree)}
-    return step.batch_fraction if roles <= {Role.EQUAL, Role.MEAN} else None
+    are_means = Role.MEAN in roles and roles <= {Role.EQUAL, Role.MEAN}
+    return step.batch_fraction if are_means else None
 
 
 reduce_by(allreduce)

@@ -408,10 +408,16 @@ def _held_by_function(function: Any) -> Iterator[Any]:
     owner = getattr(function, "__self__", None)
     yield None if isinstance(owner, _CONTAINERS) else owner  # as of `dict.get`
     yield from getattr(function, "__defaults__", None) or ()
-    cells = getattr(function, "__closure__", None) or ()
+    cells = dict(cells_of(function))
     steps = dis.get_instructions(function) if cells else ()
     written = {x.argval for x in steps if x.opname == "STORE_DEREF"}
+    yield from ([x] if name in written else x for name, x in cells.items())
+
+
+def cells_of(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the names and contents of a function's cells."""
+    cells = getattr(function, "__closure__", None) or ()
     names = function.__code__.co_freevars if cells else ()
     for name, cell in zip(names, cells, strict=True):
         with contextlib.suppress(ValueError):  # it is empty
-            yield [cell] if name in written else cell.cell_contents
+            yield name, cell.cell_contents

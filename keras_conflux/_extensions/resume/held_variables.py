@@ -1,7 +1,6 @@
 """The variables of all that a model holds or calls, tracked by Keras or not."""
 
 import collections
-import contextlib
 import functools
 import inspect
 import sys
@@ -110,9 +109,7 @@ def _used_by(function: types.FunctionType) -> Iterator[Any]:
     """Yields what a function uses: defaults, cells, and globals by name."""
     yield function.__defaults__ or ()
     yield function.__kwdefaults__ or {}
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # it is empty
-            yield cell.cell_contents
+    yield from dict(held_attributes.cells_of(function)).values()
     codes = [function.__code__]
     for code in codes:  # which grow by the functions inside
         codes += [each for each in code.co_consts if inspect.iscode(each)]

@@ -214,12 +214,12 @@ class InputPosition(EpochObserver):
             start.generators_at_begin["variables"],
         )
         # Drawing again has repeated the draws of the user's Python code.
-        calls_python = private_state.calls_python(self.iterator)
-        now, digest = random_generators.states(), plain_values.digest
-        begun = {k: digest(x) for k, x in start.generators_at_begin.items()}
-        kept = [k for k, x in now.items() if count and digest(x) == begun[k]]
-        same = {kind: start.generators[kind] for kind in kept}
-        random_generators.set_states(same if calls_python else start.generators)
+        changed, digest = set(), plain_values.digest
+        if private_state.calls_python(self.iterator):
+            now, begun = random_generators.states(), start.generators_at_begin
+            differ = {k for k in now if digest(now[k]) != digest(begun[k])}
+            changed = differ if count else {*now}
+        random_generators.set_states(start.generators, but=changed)
 
     def _assert_same(self, start: Place, batch: Tree) -> None:
         """Raises `ValueError` if other samples would be trained from here."""

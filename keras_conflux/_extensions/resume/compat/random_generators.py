@@ -28,16 +28,16 @@ def states(dataset: Any = None) -> dict[str, Any]:
     }
 
 
-def set_states(saved: dict[str, Any], dataset: Any = None) -> None:
+def set_states(saved: dict, dataset: Any = None, but: Any = ()) -> None:
     """Puts generators where they stood, also those in a data set."""
-    if "python" in saved:
+    if "python" not in but:
         random.setstate(saved["python"])
-    if "numpy" in saved:
+    if "numpy" not in but:
         np.random.set_state(saved["numpy"])
-    eager = _of_eager_operations()
-    if saved.get("tensorflow") is not None and eager is not None:
-        eager.setstate(saved["tensorflow"])
-    set_variables(dataset, saved.get("variables", []))
+    eager, state = _of_eager_operations(), saved["tensorflow"]
+    if "tensorflow" not in but and state is not None and eager is not None:
+        eager.setstate(state)
+    set_variables(dataset, saved["variables"])
 
 
 def _of_eager_operations() -> random.Random | None:
