@@ -105,10 +105,8 @@ def _of_turns(
     """
     found = _followed(operation, inputs, kinds_of)
     begun = [
-        TOTAL
-        if (given, kind) == (EQUAL, DERIVED) and is_zero(tensor)
-        else given
-        for tensor, given, kind in zip(
+        TOTAL if (old, kind) == (EQUAL, DERIVED) and is_zero(tensor) else old
+        for tensor, old, kind in zip(
             operation.inputs, inputs, found or inputs, strict=True
         )
     ]

@@ -20,7 +20,7 @@ from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import like
 from keras_conflux._batch_analysis.rule import rules_of
 from keras_conflux._batch_analysis.rule import static_value
-from keras_conflux._batch_analysis.shapes import moved_sizes
+from keras_conflux._batch_analysis.shapes import moved_size
 
 
 def _packed(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -78,7 +78,7 @@ def _transpose(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return inputs[0].at(list(order).index(inputs[0].axis))
 
 
-def expand_dims(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def expanded(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the samples' axis past a new one."""
     kind = inputs[0]
     axis = tf.get_static_value(operation.inputs[1])
@@ -174,33 +174,28 @@ _SUMS = Rule(like(0), LINEAR, Form.EQUAL)
 RULES: dict[str, tuple[Rule, ...]] = {
     "Pack": (
         Rule(_packed, ROWS, ...),
-        Rule(moved_sizes, Form.COUNT | Form.EQUAL, ...),
+        Rule(moved_size, Form.COUNT | Form.EQUAL, ...),
         *SUMS,
     ),
     "ConcatV2": (
         Rule(_concat, ROWS, ..., Form.EQUAL),
-        Rule(
-            moved_sizes, Form.SHAPE | Form.COUNT | Form.EQUAL, ..., Form.EQUAL
-        ),
+        Rule(moved_size, Form.SHAPE | Form.COUNT | Form.EQUAL, ..., Form.EQUAL),
         Rule(_joined_numbers, LINEAR | Form.EQUAL, ..., Form.EQUAL),
     ),
     **rules_of(
         "DynamicStitch ParallelDynamicStitch",
-        Rule(moved_sizes, Form.SHAPE | Form.EQUAL, ...),
+        Rule(moved_size, Form.SHAPE | Form.EQUAL, ...),
     ),
     "BroadcastArgs": (
-        Rule(moved_sizes, Form.SHAPE, Form.SHAPE | Form.EQUAL),
-        Rule(moved_sizes, Form.EQUAL, Form.SHAPE),
+        Rule(moved_size, Form.SHAPE, Form.SHAPE | Form.EQUAL),
+        Rule(moved_size, Form.EQUAL, Form.SHAPE),
     ),
     **rules_of(
         "ConjugateTranspose Transpose",
         Rule(_transpose, ANY_ROWS, Form.EQUAL),
         _SUMS,
     ),
-    "ExpandDims": (
-        Rule(expand_dims, ANY_ROWS | Form.PLACES, Form.EQUAL),
-        _SUMS,
-    ),
+    "ExpandDims": (Rule(expanded, ANY_ROWS | Form.PLACES, Form.EQUAL), _SUMS),
     "Squeeze": (Rule(squeeze, ANY_ROWS | Form.PLACES), Rule(like(0), LINEAR)),
     "Reshape": (
         Rule(reshape, ANY_ROWS, Form.EQUAL | Form.SHAPE | Form.COUNT),

@@ -20,7 +20,7 @@ from keras_conflux._batch_analysis.rule import rows_among
 from keras_conflux._batch_analysis.rule import rules_of
 
 
-def _by_row(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _each(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows a computation of each entry along the first axis."""
     of_rows = rows_among(inputs)
     if any(kind.axis != 0 for kind in of_rows):
@@ -30,7 +30,7 @@ def _by_row(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 def _of_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the gradient of a convolution by the images."""
-    return None if inputs[0].axis else _by_row(operation, inputs[1:])
+    return None if inputs[0].axis else _each(operation, inputs[1:])
 
 
 def on_last(count: int) -> Claim:
@@ -85,27 +85,26 @@ def _split_strings(_: tf.Operation, inputs: list[Kind]) -> list[Kind] | None:
     return [dataclasses.replace(words, are_positions=True), words, DERIVED]
 
 
-_WITH_WEIGHTS = Rule(_by_row, ROWS, SAME)
+_WITH_WEIGHTS = Rule(_each, ROWS, SAME)
 RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of(
         "AvgPool AvgPool3D DepthToSpace ExtractImagePatches "
         "ExtractVolumePatches LRN MaxPool MaxPool3D SpaceToDepth",
-        Rule(_by_row, ROWS),
+        Rule(_each, ROWS),
     ),
     **rules_of("Conv2D Conv3D DepthwiseConv2dNative Dilation2D", _WITH_WEIGHTS),
     **rules_of(
         "Fingerprint ResizeArea ResizeBicubic ResizeBilinear "
         "ResizeNearestNeighbor ResizeNearestNeighborGrad",
-        Rule(_by_row, ROWS, Form.EQUAL),
+        Rule(_each, ROWS, Form.EQUAL),
     ),
     **rules_of(
         "ResizeBicubicGrad ResizeBilinearGrad SoftmaxCrossEntropyWithLogits "
         "SparseSoftmaxCrossEntropyWithLogits",
-        Rule(_by_row, ROWS, ROWS),
+        Rule(_each, ROWS, ROWS),
     ),
     **rules_of(
-        "DrawBoundingBoxesV2 InTopKV2",
-        Rule(_by_row, ROWS, ROWS, Form.EQUAL),
+        "DrawBoundingBoxesV2 InTopKV2", Rule(_each, ROWS, ROWS, Form.EQUAL)
     ),
     **rules_of(
         "Conv2DBackpropInput Conv3DBackpropInputV2 "
@@ -115,11 +114,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of(
         "AvgPoolGrad AvgPool3DGrad", Rule(_of_sizes, Form.SHAPE, Form.ROWS)
     ),
-    **rules_of("LRNGrad MaxPoolGrad MaxPool3DGrad", Rule(_by_row, *[ROWS] * 3)),
-    "Dilation2DBackpropInput": (Rule(_by_row, ROWS, Form.EQUAL, ROWS),),
-    "ImageProjectiveTransformV3": (
-        Rule(_by_row, ROWS, ROWS, Form.EQUAL, SAME),
-    ),
+    **rules_of("LRNGrad MaxPoolGrad MaxPool3DGrad", Rule(_each, *[ROWS] * 3)),
+    "Dilation2DBackpropInput": (Rule(_each, ROWS, Form.EQUAL, ROWS),),
+    "ImageProjectiveTransformV3": (Rule(_each, ROWS, ROWS, Form.EQUAL, SAME),),
     "Cross": (Rule(on_last(1), ROWS, ROWS),),
     **rules_of("HSVToRGB MatrixDiag RGBToHSV", Rule(on_last(1), ROWS)),
     **rules_of(

@@ -77,7 +77,7 @@ def _added_up(inputs: list[Kind]) -> Kind | None:
     return MEAN if divided else TOTAL
 
 
-def _filter_sum(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _summed(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the gradient of a convolution by its filters.
 
     Of no images, as a part may have, TensorFlow does not always make zeros.
@@ -103,10 +103,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of(
         "Conv2DBackpropFilter Conv3DBackpropFilterV2 "
         "DepthwiseConv2dNativeBackpropFilter",
-        Rule(_filter_sum, ANY_ROWS, Form.EQUAL, ANY_ROWS),
+        Rule(_summed, ANY_ROWS, Form.EQUAL, ANY_ROWS),
     ),
-    "Dilation2DBackpropFilter": (
-        Rule(_filter_sum, ROWS, Form.EQUAL, ANY_ROWS),
-    ),
+    "Dilation2DBackpropFilter": (Rule(_summed, ROWS, Form.EQUAL, ANY_ROWS),),
     "Einsum": (Rule(_product, ANY_ROWS | SAME, ...),),
 }

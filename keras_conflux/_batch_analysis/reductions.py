@@ -128,7 +128,7 @@ def _largest(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return mixed_rows([Kind(inputs[0].role, entries=Entries.SAME)], rank - 1)
 
 
-def _grouped_sum(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _grouped(_: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows `unsorted_segment_sum(rows, groups, how_many)`."""
     values, groups = inputs[:2]
     if values.axis or groups.axis or values.entries is not groups.entries:
@@ -196,9 +196,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
             Form.EQUAL | Form.MEAN | Form.TOTAL | Form.DERIVED,
         ),
     ),
-    "UnsortedSegmentSum": (
-        Rule(_grouped_sum, Form.ROWS, Form.ROWS, Form.EQUAL),
-    ),
+    "UnsortedSegmentSum": (Rule(_grouped, Form.ROWS, Form.ROWS, Form.EQUAL),),
     "ScatterNd": (Rule(_scattered_sum, Form.ROWS, Form.ROWS, Form.EQUAL),),
     "HistogramFixedWidth": (Rule(always(TOTAL), ROWS, Form.EQUAL, Form.EQUAL),),
 }

@@ -50,8 +50,7 @@ class Rule:
         """Whether it says something of inputs of these forms."""
         accepted = self.expanded(len(forms))
         return accepted is not None and all(
-            form & allowed
-            for form, allowed in zip(forms, accepted, strict=True)
+            form & taken for form, taken in zip(forms, accepted, strict=True)
         )
 
     def expanded(self, count: int) -> list[Form] | None:

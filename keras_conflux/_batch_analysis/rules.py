@@ -25,7 +25,7 @@ from keras_conflux._graphs.effects import effect_of
 from keras_conflux._graphs.effects import is_collective
 
 CODE = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"))
-_IN_ORDER = {layouts.expand_dims, layouts.reshape, layouts.squeeze}
+_IN_ORDER = {layouts.expanded, layouts.reshape, layouts.squeeze}
 _IN_ORDER |= {elementwise.unchanged}
 """Claims of operations that keep their first input's entries in order."""
 

@@ -52,7 +52,7 @@ def _of_no_samples(tensor: tf.Tensor, kind: Kind) -> Kind:
     return RANDOM if is_open else EQUAL
 
 
-def moved_sizes(
+def moved_size(
     operation: tf.Operation, inputs: list[Kind]
 ) -> list[Kind | None] | None:
     """Follows a number of samples to its place among other sizes."""

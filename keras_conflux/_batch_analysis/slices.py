@@ -18,7 +18,7 @@ from keras_conflux._batch_analysis.rule import STATISTIC
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import like
 from keras_conflux._batch_analysis.rule import static_value
-from keras_conflux._batch_analysis.shapes import moved_sizes
+from keras_conflux._batch_analysis.shapes import moved_size
 
 
 def _slice_of_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -201,7 +201,7 @@ def _slice_to_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind if kind.entries is Entries.ONE and sizes.regular else None
 
 
-def _with_part(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def _updated(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows rows of which each gets other entries in the same places."""
     values, part, _ = inputs
     begin = tf.get_static_value(operation.inputs[2], partial=True)
@@ -219,7 +219,7 @@ _UNKNOWN_VALUES = ANY_ROWS | STATISTIC ^ Form.COUNT
 RULES: dict[str, tuple[Rule, ...]] = {
     "StridedSlice": (
         Rule(_slice_of_rows, ANY_ROWS, *_THREE_EQUAL),
-        Rule(moved_sizes, Form.SHAPE, *_THREE_EQUAL),
+        Rule(moved_size, Form.SHAPE, *_THREE_EQUAL),
         Rule(like(0), LINEAR, *_THREE_EQUAL),
     ),
     "StridedSliceGrad": (
@@ -228,18 +228,18 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "Unpack": (
         Rule(_unpack, ANY_ROWS),
-        Rule(moved_sizes, Form.SHAPE),
+        Rule(moved_size, Form.SHAPE),
         Rule(like(0), LINEAR),
     ),
     "Split": (
         Rule(_split, Form.EQUAL, ANY_ROWS),
         Rule(like(1), Form.EQUAL, LINEAR),
-        Rule(moved_sizes, Form.EQUAL, Form.SHAPE),
+        Rule(moved_size, Form.EQUAL, Form.SHAPE),
     ),
     "SplitV": (
         Rule(_split, ANY_ROWS, Form.EQUAL, Form.EQUAL),
         Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
-        Rule(moved_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
+        Rule(moved_size, Form.SHAPE, Form.EQUAL, Form.EQUAL),
     ),
     "GatherV2": (
         Rule(_looked_up, SAME, ROWS, Form.EQUAL),
@@ -247,7 +247,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_in_batches, ROWS, ROWS, Form.EQUAL),
         Rule(_of_places, Form.ROWS, Form.PLACES, Form.EQUAL),
         Rule(_shape_of_taken, _UNKNOWN_VALUES, ROWS, Form.EQUAL),
-        Rule(moved_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
+        Rule(moved_size, Form.SHAPE, Form.EQUAL, Form.EQUAL),
         Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
     ),
     "ResourceGather": (Rule(like(1), Form.EQUAL, ROWS),),
@@ -260,10 +260,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Slice": (
         Rule(_slice, ANY_ROWS, Form.EQUAL, Form.EQUAL),
         Rule(_slice_to_shape, Form.ROWS, Form.EQUAL, Form.SHAPE),
-        Rule(moved_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
+        Rule(moved_size, Form.SHAPE, Form.EQUAL, Form.EQUAL),
         Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
     ),
-    "XlaDynamicUpdateSlice": (
-        Rule(_with_part, ANY_ROWS, ANY_ROWS, Form.EQUAL),
-    ),
+    "XlaDynamicUpdateSlice": (Rule(_updated, ANY_ROWS, ANY_ROWS, Form.EQUAL),),
 }

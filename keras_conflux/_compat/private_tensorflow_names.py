@@ -7,7 +7,7 @@ from keras_conflux._compat.private_names import Public
 MODULE_CALLS = (2, 21)
 """The first version whose names for calls of StableHLO modules were read."""
 
-_STABLEHLO = "tensorflow.compiler.mlir.stablehlo.stablehlo"
+_HLO = "tensorflow.compiler.mlir.stablehlo.stablehlo"
 _EAGER = "tensorflow.python.eager"
 _FRAMEWORK = "tensorflow.python.framework"
 _OPS = "tensorflow.python.ops"
@@ -228,10 +228,8 @@ READ = (
         "use_shardy_partitioner, name",
         since=MODULE_CALLS,
     ),
-    Private(
-        f"{_STABLEHLO}:serialize_portable_artifact_str", since=MODULE_CALLS
-    ),
-    Private(f"{_STABLEHLO}:get_current_version", since=MODULE_CALLS),
+    Private(f"{_HLO}:serialize_portable_artifact_str", since=MODULE_CALLS),
+    Private(f"{_HLO}:get_current_version", since=MODULE_CALLS),
     Private(f"{_FRAMEWORK}.ops:get_gradient_function", "op"),
     Private(f"{_OPS}.handle_data_util:copy_handle_data", "source_t, target_t"),
     Private(f"{_VALUES}DistributedValues._get_on_device_or_primary", "self"),

@@ -424,10 +424,9 @@ def _ranks(values: list[Tree]) -> tuple[int | None, ...]:
 def _in_place(call: _Call, target: Any, *weight: Any) -> None:
     """Applies a collective to the copies of variables."""
     found = [
-        variable
-        for variable in state.variables_of(target)
-        if state.is_mirrored(variable)
-        and tf.as_dtype(variable.dtype).is_floating
+        each
+        for each in state.variables_of(target)
+        if state.is_mirrored(each) and tf.as_dtype(each.dtype).is_floating
     ]
     for variable in found:
         if state.is_in_parts(variable):

@@ -128,12 +128,9 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
 
     def of_process(self, dataset_fn: Callable[[Any], Any], _: Any) -> Any:
         """Makes a process' data set, as long as all others'."""
-        place = (
-            process_count(),
-            process_index(),
-            self._strategy.communicator.size,
-        )
-        dataset = dataset_fn(tf.distribute.InputContext(*place))
+        place = process_count(), process_index()
+        count = self._strategy.communicator.size
+        dataset = dataset_fn(tf.distribute.InputContext(*place, count))
         what = "strategy.distribute_datasets_from_function"
         lengths = all_gather_json(what, int(dataset.cardinality()))
         known = {*lengths} - {tf.data.UNKNOWN_CARDINALITY}

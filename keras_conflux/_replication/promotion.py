@@ -135,11 +135,8 @@ def _present_strategy(
     target: Any, owners: Sequence[Any]
 ) -> ReplicatedStrategy | None:
     found = state.strategy_of(state.variables_of(target, owners))
-    attached = (
-        keras_models.strategy_of(target)
-        if isinstance(target, keras.Model)
-        else None
-    )
+    is_model = isinstance(target, keras.Model)
+    attached = keras_models.strategy_of(target) if is_model else None
     if attached is not None and not isinstance(attached, ReplicatedStrategy):
         raise StrategyError(
             f"The model {target.name!r} was made under a "

@@ -89,10 +89,7 @@ BYTES_AT_ONCE = 2**28
 
 
 def _copy_group(
-    group: list[keras.Variable],
-    strategy: ReplicatedStrategy,
-    root: int,
-    name: str,
+    group: list[Any], strategy: ReplicatedStrategy, root: int, name: str
 ) -> None:
     """Copies variables, a part of the rows at a time if there is one."""
     copies = list(zip(*map(state.copies, group), strict=True))
@@ -186,8 +183,7 @@ def _first_difference(target: Any, call: str) -> str | None:
         return _first_difference_of_trees(target)
     found = _mirrored(target, call)
     difference = _difference(
-        (state.name_of(x), [copy.numpy() for copy in state.copies(x)])
-        for x in found
+        (state.name_of(x), [y.numpy() for y in state.copies(x)]) for x in found
     )
     if process_count() > 1:
         difference = _first_difference_anywhere(found, difference)

@@ -71,8 +71,7 @@ def is_stale(function: Any) -> bool:
 def read_by_functions(model: Any, handles: Any) -> bool:
     """Whether functions of Keras' own trainer read a variable."""
     return any(
-        reads(traces_of_keras(getattr(model, each)), handles)
-        for each in _FUNCTIONS
+        reads(traces_of_keras(getattr(model, x)), handles) for x in _FUNCTIONS
     )
 
 

@@ -35,14 +35,10 @@ class CpuRing:
     """
 
     def __init__(
-        self,
-        devices: Sequence[Device],
-        size: int,
-        group_key: int,
-        lane: int = 0,
+        self, devices: Sequence[Device], size: int, group: int, lane: int = 0
     ) -> None:
         self._size = size
-        self._group_key = group_key
+        self._group_key = group
         self._lane = lane
         self._spans_processes = size > len(devices)
         first = lane << 30  # far from the keys of the other ring

@@ -66,7 +66,7 @@ def make_data_parallel(
     """Makes a `DataParallel` of a mesh with further axes, all of size 1."""
     # Keras 3.15.1 means to warn of these and dies in the call of `warn`.
     if isinstance(device_mesh, keras.distribution.DeviceMesh):
-        device_mesh = _one_axis(device_mesh)
+        device_mesh = _flat(device_mesh)
     original(distribution, device_mesh, *args, **kwargs)
     if process_count() > 1:
         # Keras would cut data sets, and refuse other data, before this package.
@@ -143,9 +143,7 @@ def _meaning_of(distribution: Any) -> Distributed:
     return Distributed(find_devices(mesh.devices.flatten().tolist()), splits)
 
 
-def _one_axis(
-    mesh: keras.distribution.DeviceMesh,
-) -> keras.distribution.DeviceMesh:
+def _flat(mesh: keras.distribution.DeviceMesh) -> keras.distribution.DeviceMesh:
     if len(mesh.shape) == 1:
         return mesh
     if math.prod(mesh.shape[1:]) > 1:

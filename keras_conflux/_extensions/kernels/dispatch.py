@@ -28,22 +28,17 @@ _log = logging.getLogger("keras_conflux")
 
 
 def dot_product_attention(
-    original: Callable,
-    query: Any,
-    key: Any,
-    value: Any,
-    *args: Any,
-    **options: Any,
+    original: Callable, query: Any, key: Any, value: Any, *args: Any, **kw: Any
 ) -> Any:
     """Uses a fused kernel in the XLA program of a replica, if one can do it."""
     step = steps.current()
     found = None
     if step is not None and not tf.executing_eagerly():
-        request = Request(query, key, value, *args, **options)
+        request = Request(query, key, value, *args, **kw)
         found = _fused(original, step, request)
     if found is not None:
         return found
-    return original(query, key, value, *args, **options)
+    return original(query, key, value, *args, **kw)
 
 
 def _fused(

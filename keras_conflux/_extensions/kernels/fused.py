@@ -88,7 +88,7 @@ class Fused:
         given = queries, keys, values, bias, self.form
         found = cudnn.backward(*given, output, statistics, upstream)
         if self.mask is not None:
-            found[2] += self.mask.gradient_of_means(upstream, values)
+            found[2] += self.mask.slope_of_means(upstream, values)
         return found
 
     def _composed_gradients(self, *given: tf.Tensor) -> list[tf.Tensor]:
@@ -110,11 +110,9 @@ def _opened(tensors: _Tensors, like: _Tensors) -> list[tf.Tensor]:
 
 
 def _gradients_of(
-    function: Callable[..., list[tf.Tensor]],
-    inputs: _Tensors,
-    upstream: _Tensors,
+    function: Callable[..., list[tf.Tensor]], inputs: _Tensors, slopes: _Tensors
 ) -> list[tf.Tensor]:
     """Returns the gradients of a function's outputs by its inputs."""
     # `tf.gradients` wants tensors of the graph that is being traced.
     copies = [tf.identity(each) for each in inputs]
-    return tf.gradients(function(*copies), copies, [*upstream])
+    return tf.gradients(function(*copies), copies, [*slopes])

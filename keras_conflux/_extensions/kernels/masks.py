@@ -74,12 +74,10 @@ class Mask:
         """Returns statistics, `(B, N, T)`, by which hidden rows weigh zero."""
         return tf.where(self.hidden, _HUGE, statistics)
 
-    def gradient_of_means(
-        self, upstream: tf.Tensor, values: tf.Tensor
-    ) -> tf.Tensor:
+    def slope_of_means(self, slope: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
         """Returns the values' gradients through the means of hidden rows."""
         batch, keys, heads, size = sizes(values.shape)
-        theirs = tf.where(self._hidden_rows, tf.cast(upstream, tf.float32), 0.0)
+        theirs = tf.where(self._hidden_rows, tf.cast(slope, tf.float32), 0.0)
         summed = tf.reduce_sum(theirs, axis=1, keepdims=True) / keys
         summed = tf.reshape(summed, [batch, 1, heads, -1, size])
         return tf.cast(tf.reduce_sum(summed, axis=3), values.dtype)

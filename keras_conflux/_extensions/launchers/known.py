@@ -34,12 +34,9 @@ class Launcher:
         )
 
 
+_KERAS = "KERAS_DISTRIBUTION_"
 LAUNCHERS = (
-    Launcher(
-        "KERAS_DISTRIBUTION_*",
-        job_addresses.announced,
-        ("KERAS_DISTRIBUTION_",),
-    ),
+    Launcher(f"{_KERAS}*", job_addresses.announced, (_KERAS,)),
     Launcher("TF_CONFIG", tf_config.announced, ("TF_CONFIG",)),
     Launcher(
         "the variables of Slurm",

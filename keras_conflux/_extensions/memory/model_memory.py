@@ -87,8 +87,7 @@ class Memory:
                 others = tuple(other for other in known if other is not each)
                 return dataclasses.replace(each, others=others)
         raise ValueError(
-            '`shard` is `None`, `"optimizer"` or `"weights"`. Received: '
-            f"{shard!r}"
+            f'`shard` is None, "optimizer" or "weights". Received: {shard!r}'
         )
 
     def __str__(self) -> str:
@@ -239,8 +238,7 @@ def _step(
         return None, f"{type(model).__name__} {why}"
     if model.loss and keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
         raise ValueError(
-            f"{model.name}: its loss needs targets, as in `(x, y)`. Received: "
-            "none."
+            f"{model.name}: losses need targets, as in `(x, y)`; got none."
         )
     found = step_of.bytes_of_step(model, batch, devices, device)
     return found, None if found else "XLA cannot compile the step."

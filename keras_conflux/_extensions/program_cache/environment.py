@@ -72,11 +72,8 @@ def _libraries(environ: Mapping[str, str]) -> list[str]:
     }
     given = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for folder in (*filter(None, given), *_LIBRARY_FOLDERS):
-        for pattern in _LIBRARIES:
-            found |= {
-                str(path.resolve())
-                for path in pathlib.Path(folder).glob(pattern)
-            }
+        for lib in _LIBRARIES:
+            found |= {str(x.resolve()) for x in pathlib.Path(folder).glob(lib)}
     if not any("cudnn" in name for name in found):
         raise CacheUnavailable(
             "no installed cuDNN was found, and programs depend on its version"

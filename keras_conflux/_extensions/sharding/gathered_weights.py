@@ -145,10 +145,7 @@ class _Unit:
         return [tf.cast(part, self.dtype) for part in parts]
 
     def _whole_weights(
-        self,
-        parts: list[tf.Tensor],
-        after: Sequence[tf.Tensor],
-        again: bool = False,
+        self, parts: list[tf.Tensor], after: Sequence[Any], again: bool = False
     ) -> list[tf.Tensor]:
         flats = replica_collectives().gathered(parts, after, again)
         return [
@@ -258,7 +255,7 @@ class GatheredWeights(Part):
         begin = len(graph.get_operations())
         with having(self, _asked={id(state.backing(x)) for x in sources}):
             yield
-        self._refuse_values_of_before(sources, found)
+        self._refuse_old_values(sources, found)
         collectives = replica_collectives()
         is_inside = tf.compat.v1.get_default_graph() is graph
         if not self._units or not is_inside:
@@ -273,9 +270,7 @@ class GatheredWeights(Part):
             if steps.in_xla():
                 rewriting.run_independently(graph.get_operations()[before:])
 
-    def _refuse_values_of_before(
-        self, sources: list[Any], found: list[Any]
-    ) -> None:
+    def _refuse_old_values(self, sources: list[Any], found: list[Any]) -> None:
         """Raises where a tape knows no value that it is asked by.
 
         Layers read weights anew when a tape has begun.

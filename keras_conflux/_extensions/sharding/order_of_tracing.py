@@ -108,8 +108,6 @@ def read_others(reads: Reads, others: dict[int, tf.Tensor]) -> None:
     """Lets operations read others of the same values, by the tensors' ids."""
     moves = walks.by_need(
         [tensor.op for _, tensor in reads if id(tensor) not in others],
-        lambda each: (
-            [each.inputs[0].op] if id(each.inputs[0]) not in others else []
-        ),
+        lambda x: [x.inputs[0].op] if id(x.inputs[0]) not in others else [],
     )
     rewriting.read_copies(reads, moves, others)

@@ -17,6 +17,7 @@ from keras_conflux._fit.input.calls import LogSource
 from keras_conflux._fit.input.measurements import Measurements
 
 KEYS = ("samples_per_second", "step_ms", "input_wait", "compile_s", "peak_gib")
+_Logs = dict[str, Any] | None
 _USUAL = tuple(key for key in KEYS if key != "compile_s")
 _FAST = ("samples_per_second",)
 """Keys of values that are large where a process is fast."""
@@ -98,9 +99,7 @@ class Throughput(LogSource):
             return
         self._measured, self._strategy = found
 
-    def on_epoch_begin(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_begin(self, epoch: int, logs: _Logs = None) -> None:
         """Starts the clock.
 
         Args:
@@ -111,7 +110,7 @@ class Throughput(LogSource):
             self._measured.reset()
         self._began, self._values = measurements.clock(), None
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_test_begin(self, logs: _Logs = None) -> None:
         """Stops the clock where validation begins.
 
         Args:
@@ -120,9 +119,7 @@ class Throughput(LogSource):
         if self._measured:
             self._stop(self._measured)
 
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_end(self, epoch: int, logs: _Logs = None) -> None:
         """Adds the values to the logs.
 
         Args:

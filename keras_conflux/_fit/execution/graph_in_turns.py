@@ -309,15 +309,11 @@ class _Runner:
     """Puts the operations of a plan into the graph that is being traced."""
 
     def __init__(
-        self,
-        traced: TracedTurn,
-        count: int,
-        arguments: Callable,
-        compiled: bool,
+        self, traced: TracedTurn, count: int, given: Callable, compiled: bool
     ) -> None:
         self._placeholders = traced.arguments
         self._count = count
-        self._arguments = arguments
+        self._arguments = given
         self._compiled = compiled
         self._has_run: set[tf.Operation] = set()
         self.known: _Known = dict(bodies.captures(traced.graph))

@@ -137,10 +137,7 @@ class StepPrograms:
         """How many have been traced."""
 
     def _program(
-        self,
-        key: Hashable,
-        trace: Callable[[], Program],
-        is_common: bool = True,
+        self, key: Hashable, trace: Callable[[], Program], common: bool = True
     ) -> Program:
         """Returns the program of a key; traces it if there is none in use."""
         with self._step.tracing:
@@ -148,6 +145,6 @@ class StepPrograms:
             if program is None or program.is_stale():
                 program = self._programs[key] = trace()
                 self.count += 1
-                if self._communicator.spans_processes and is_common:
+                if self._communicator.spans_processes and common:
                     self._step.agree()
             return program

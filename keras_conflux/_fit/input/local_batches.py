@@ -195,14 +195,13 @@ def _of_leaf(leaf: Any) -> str:
     if leaf is not None and not leaf.shape.rank:
         return f"{leaf.dtype.name} {tf.get_static_value(leaf)}"
     spec = leaf if leaf is None else specs.spec_of_any(leaf)
-    return _described(spec if spec is None else _in_words(spec))
+    return _said(spec if spec is None else _in_words(spec))
 
 
 def listed(told: list[Any]) -> str:
     """Returns a list of each process' data, in words."""
     return "; ".join(
-        f"process {index}: {each or 'nothing'}"
-        for index, each in enumerate(told)
+        f"process {i}: {each or 'nothing'}" for i, each in enumerate(told)
     )
 
 
@@ -236,9 +235,7 @@ def agree_on_specs(iterator: Any, name: str) -> Tree:
     leaves = [*zip(*words, strict=True)] if alike else []
     if not alike or not all(map(_can_be_joined, leaves)):
         texts = [
-            ", ".join(
-                f"{p}: {_described(x)}" for p, x in zip(*each, strict=True)
-            )
+            ", ".join(f"{p}: {_said(x)}" for p, x in zip(*each, strict=True))
             for each in zip(paths, words, strict=True)
         ]
         raise ReplicaMismatchError(
@@ -294,7 +291,7 @@ def _in_words(spec: Any) -> list[Any] | None:
     return [kind, spec.dtype.name, getattr(spec, "ragged_rank", 0), shape]
 
 
-def _described(leaf: list[Any] | None) -> str:
+def _said(leaf: list[Any] | None) -> str:
     if leaf is None:
         return "None"
     return f"{leaf[0]} {trees.describe(_spec_of(*leaf))}"

@@ -27,9 +27,7 @@ class Specs:
     def _of_any_rows(self, batch: Tree, declared: Tree) -> Tree:
         if declared is not None:
             specs = keras.tree.map_structure(
-                lambda leaf, spec: None if leaf is None else spec,
-                batch,
-                declared,
+                lambda x, spec: None if x is None else spec, batch, declared
             )
             if all(s.shape.rank is not None for s in trees.present(specs)):
                 return specs

@@ -7,8 +7,6 @@ replica's own samples stays inside of it, unless it leaves by one of these.
 import dataclasses
 from typing import Any
 
-import keras
-
 from keras_conflux._common.trees import Tree
 from keras_conflux._replication.steps import Part
 
@@ -40,9 +38,7 @@ class TraceFindings:
     for two batches; their use shows which.
     """
 
-    untracked: dict[int, keras.Variable] = dataclasses.field(
-        default_factory=dict
-    )
+    untracked: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the variables with a single copy that the step writes."""
     counted: str | None = None
     """Its use of a number that may be the number of its samples."""

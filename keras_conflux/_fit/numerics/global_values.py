@@ -146,10 +146,7 @@ class OwnRows(Part):
 
 
 def _passing_gradients(
-    result: tf.Tensor,
-    found: Derivation,
-    known: dict[int, tf.Tensor],
-    step: Step,
+    value: tf.Tensor, found: Derivation, known: dict[int, tf.Tensor], step: Step
 ) -> tf.Tensor:
     """Returns a result from which a tape goes on to the replica's sources.
 
@@ -166,13 +163,13 @@ def _passing_gradients(
     def passed(mixed: tf.Tensor, *sources: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor | None]:
             values = [known[key] for key in floating]
-            slopes = slopes_of([result], values, [upstream])
+            slopes = slopes_of([value], values, [upstream])
             slopes = _own_slopes([*floating.values()], slopes, step)
             # None: rows that a replica alone has mixed may have no derivative.
             return [None, *slopes]
 
         del sources
-        return tf.identity(result), gradient
+        return tf.identity(value), gradient
 
     # A tape that watches the mixed tensor has to watch this.
     return passed(found.result, *floating.values())

@@ -103,10 +103,7 @@ class Logs(_Returns):
             found.begin()
 
     def note_result(
-        self,
-        value: Any,
-        compute: Callable[[], Any],
-        metric: keras.metrics.Metric,
+        self, value: Any, make: Callable[[], Any], metric: keras.metrics.Metric
     ) -> None:
         """Notes the result of a metric, and the function that computes it."""
         writes = Writes.of(self.step)
@@ -116,10 +113,10 @@ class Logs(_Returns):
             return writes.times(metric.variables) == times
 
         if not isinstance(value, dict):
-            self._results.append(_Result(value, compute, is_last))
+            self._results.append(_Result(value, make, is_last))
             return
         self._results.extend(
-            _Result(each, lambda key=key: compute()[key], is_last)
+            _Result(each, lambda key=key: make()[key], is_last)
             for key, each in value.items()
         )
 

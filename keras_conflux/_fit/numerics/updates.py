@@ -250,12 +250,10 @@ def train_step(original: Callable, model: keras.Model, data: Any) -> Any:
         return original(model, data)
 
 
-def write(
-    original: Callable, optimizer: Any, variable: Any, value: Any
-) -> None:
+def write(original: Callable, optimizer: Any, variable: Any, new: Any) -> None:
     """Writes a variable, or the tensor that an update is given for it."""
-    if not given_tensors.write(original.__name__, variable, value):
-        original(optimizer, variable, value)
+    if not given_tensors.write(original.__name__, variable, new):
+        original(optimizer, variable, new)
 
 
 def add(original: Callable, optimizer: Any, variable: Any, value: Any) -> None:

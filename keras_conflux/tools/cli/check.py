@@ -160,11 +160,7 @@ def run_check(check: Check, devices: int) -> Result:
 
 
 def _result(
-    check: Check,
-    status: int,
-    said: list[dict[str, Any]],
-    err: str,
-    at: str | None,
+    check: Check, status: int, said: list[Any], err: str, at: str | None
 ) -> Result:
     """Returns the result of a check that has ended by itself."""
     for document in said:
