@@ -226,7 +226,28 @@ def _deviation_of(y, p):
     return deviation, gradient
 
 
+def _of_chosen(loss, weighs=False):
+    """Calls a loss of Keras for some of the samples."""
+
+    def of_some(model, x, y, p):
+        mask = y[:, 0] > 0.2
+        given = [tf.boolean_mask(y, mask), tf.boolean_mask(p, mask)]
+        return loss(*given, *([tf.abs(given[0][:, 0])] if weighs else []))
+
+    return of_some
+
+
+class OfPositive(keras.losses.Loss):
+    def call(self, y, p):
+        return tf.boolean_mask(tf.square(y - p), y > 0)
+
+
 LOSSES = {
+    "Keras loss of chosen samples": _of_chosen(keras.losses.MeanSquaredError()),
+    "Keras loss of chosen samples, with weights": _of_chosen(
+        keras.losses.Huber(), weighs=True
+    ),
+    "Keras loss that drops samples": lambda model, x, y, p: OfPositive()(y, p),
     "by frequency": _by_frequency,
     "by frequency of weights": _by_frequency_of_weights,
     "correlation of ranks": _correlation_of_ranks,

@@ -93,8 +93,9 @@ def rows_by_trial(
     raises `NotDerivable` for a tensor that cannot be run.
     """
     program = TrialProgram(output, kinds, given, is_deep)
-    found = [_entries(result) for result in _results(program)]
-    if None in found:
+    results = _results(program)
+    found = [_entries(result) for result in results]
+    if None in found or not _have_chosen(results):
         return None
     entries = found[0] if len({*found}) == 1 else None
     return Kind(Role.ROWS, entries=entries or Entries.VARYING)
@@ -113,7 +114,7 @@ def _statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
             if is_deep:
                 raise
             continue
-        for kind in (MEAN, TOTAL):
+        for kind in (MEAN, TOTAL) if _have_chosen(results) else ():
             if all(_adds_up(each, kind) for each in results):
                 return kind
     return None
@@ -176,6 +177,17 @@ def _entries(result: Results) -> Entries | None:
     pairs = zip(lengths, result.sizes, strict=True)
     one, other = (n / size for n, size in pairs)
     return Entries.SAME if one == other else Entries.VARYING
+
+
+def _have_chosen(results: list[Results]) -> bool:
+    """Whether parts have once chosen otherwise than the whole, in each choice.
+
+    Else random samples may all take one branch, or a loop's most turns.
+    """
+    return all(
+        any(choice[0] != part for choice in choices for part in choice)
+        for choices in zip(*(each.choices for each in results), strict=True)
+    )
 
 
 def _adds_up(result: Results, kind: Kind) -> bool:

@@ -20,11 +20,13 @@ from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import rewriting
+from keras_conflux._graphs import walks
 
 _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
 _NOT_TRIED = (*_READS, "XlaCallModule")
 """The operations that a trial cannot run, or need not."""
+_SIZES = ("Shape", "ShapeN", "Size")
 _OPEN_SIZE = 3
 """The size of axes whose size is not known."""
 _Feed = dict[int, Any]
@@ -36,12 +38,15 @@ class Results(NamedTuple):
 
     whole: Any
     """The result for all samples."""
-    nudged: list[Any]
+    nudged: Sequence[Any]
     """Results for all samples, nudged by little more than a rounding."""
-    parts: list[Any]
+    parts: Sequence[Any]
     """The results for the first ones of them, and for the others."""
     sizes: tuple[int, int]
     """The numbers of samples of the parts."""
+    choices: list[list[Any]]
+    """By place where samples choose, the choices of the whole and the parts:
+    conditions of branches, and numbers of a loop's turns."""
 
 
 class RandomValues:
@@ -127,15 +132,14 @@ class TrialProgram:
         self._given = {id(tensor) for tensor in given}
         self._is_deep = is_deep
         self._composites = {
-            id(part): leaf
-            for leaf in kinds.composites
-            for part in parts_of(leaf)
+            id(x): leaf for leaf in kinds.composites for x in parts_of(leaf)
         }
         self._sources: dict[int, tuple[tf.Tensor, Kind]] = {}
         self._operations: dict[tf.Operation, None] = {}
         self._names: dict[int, str] = {}
         self._handed_on: dict[int, tf.Tensor] = {}
         self._assignments: list[tuple[tf.Tensor, list[int], Any]] = []
+        self._choices: list[tf.Tensor] = []
         self._follow(output, kinds)
         self.entries = sum(
             of_a_sample(output)
@@ -162,13 +166,26 @@ class TrialProgram:
             rewriting.copy_to_other(given, copies, keeps_names=False)
         except ValueError as error:  # as a function that is not known
             raise NotDerivable(self.name) from error
-        self._output = copies[id(self._behind(output))]
+        chosen = [each for each in self._choices if self._is_by_values(each)]
+        needed = [output, *chosen]
+        self._needed = [copies[id(self._behind(each))] for each in needed]
 
     def _behind(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor to copy for one that is handed on."""
         while id(tensor) in self._handed_on:
             tensor = self._handed_on[id(tensor)]
         return tensor
+
+    def _is_by_values(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor follows from more of the samples than a shape."""
+
+        def made_of(tensor: tf.Tensor) -> list[tf.Tensor]:
+            is_end = id(tensor) in self._sources or tensor.op.type in _SIZES
+            return [] if is_end else [*map(self._behind, tensor.op.inputs)]
+
+        found = walks.walked([self._behind(tensor)], made_of)
+        known = [self._sources[id(x)] for x in found if id(x) in self._sources]
+        return any(kind.role is Role.ROWS for _, kind in known)
 
     def _variable(self, handle: tf.Tensor) -> tf.Tensor:
         """Returns the handle of a variable like the one that one is of."""
@@ -208,6 +225,7 @@ class TrialProgram:
             if operation.type in _NOT_TRIED or not is_known:
                 raise NotDerivable(operation.name)
             self._operations[operation] = None
+            self._choices += _choice(operation, kinds)
             if len(self._operations) > _MAX_OPERATIONS:
                 raise NotDerivable(operation.name)
             waiting.extend(operation.inputs)
@@ -275,8 +293,10 @@ class TrialProgram:
         for each in given:
             known = self._names.keys() & each
             feed = {self._names[key]: each[key] for key in known}
-            found.append(session.run(self._output, feed))
-        return Results(found[0], found[1:3], found[3:], sizes)
+            found.append(session.run(self._needed, feed))
+        results, *chosen = zip(*found, strict=True)
+        choices = [[each[0], *each[3:]] for each in chosen]
+        return Results(results[0], results[1:3], results[3:], sizes, choices)
 
     def _drawn(self, values: RandomValues, count: int) -> _Feed:
         """Returns random values for the sources."""
@@ -312,6 +332,18 @@ class TrialProgram:
         """Returns the composite leaves that it needs."""
         needed = self._composites.items()
         return [*{id(x): x for k, x in needed if k in self._sources}.values()]
+
+
+def _choice(operation: tf.Operation, kinds: KindInference) -> list[tf.Tensor]:
+    """Returns what tells how samples choose a branch, or a loop's turns."""
+    if operation.type in bodies.LOOPS:
+        is_alike = kinds.turns_alike(operation)
+        return [] if is_alike else [operation.outputs[0]]  # it counts them
+    if operation.type not in bodies.BRANCHES | bodies.CASES:
+        return []
+    condition = operation.inputs[0]
+    is_alike = kinds.of(condition).role in (Role.EQUAL, Role.RANDOM)
+    return [] if is_alike else [condition]
 
 
 def _handed_on(tensor: tf.Tensor) -> tf.Tensor | None:

@@ -56,7 +56,42 @@ def _solved_by_all(x):
     return tf.reduce_mean(found, 1)[..., 0]
 
 
+def _balanced(x):
+    """Takes turns until all samples hardly change, or eight."""
+
+    def turn(i, h, gap):
+        new = tf.tanh(0.2 * h @ KERNEL + x)
+        return i + 1, new, tf.norm(new - h)
+
+    found = tf.while_loop(
+        lambda i, h, gap: (i < 8) & (gap > 0.1), turn, (0, x, tf.norm(x) + 1)
+    )
+    return found[1]
+
+
+def _halted(x):
+    """Takes turns until each sample has stopped by itself."""
+
+    def turn(i, h, left):
+        h += left[:, None] * tf.tanh(h @ KERNEL)
+        return i + 1, h, left * tf.cast(h[:, 0] < 0, x.dtype)
+
+    found = tf.while_loop(
+        lambda i, h, left: (i < 8) & tf.reduce_any(left > 0),
+        turn,
+        (0, x, tf.ones_like(x[:, 0])),
+    )
+    return found[1]
+
+
 MIXING = {
+    "missing values": lambda x: tf.cond(
+        tf.reduce_any(tf.math.is_nan(x)), lambda: tf.zeros_like(x), lambda: x
+    ),
+    "large values": lambda x: ops.cond(
+        ops.max(ops.abs(x)) > 300, lambda: x / ops.max(x), lambda: x
+    ),
+    "turns until a norm is small": _balanced,
     "center": lambda x: x - ops.mean(x, 0),
     "standardize": lambda x: (x - ops.mean(x, 0)) / (ops.std(x, 0) + 1e-3),
     "moments": lambda x: tf.nn.batch_normalization(
@@ -246,6 +281,10 @@ APART = {
         tf.sparse.from_dense(tf.nn.relu(x)), KERNEL
     ),
     "ragged": _ragged,
+    "turns until each has stopped": _halted,
+    "branch of no samples": lambda x: tf.cond(
+        tf.shape(x)[0] > 0, lambda: tf.tanh(x), lambda: x
+    ),
     "branch by a weight": lambda x: tf.cond(
         tf.reduce_sum(KERNEL) > 0, lambda: tf.tanh(x), lambda: x
     ),

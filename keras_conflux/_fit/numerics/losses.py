@@ -146,7 +146,8 @@ def _are_of_samples(values: tf.Tensor, step: Step) -> bool:
             step, "values of a loss", "the input of a loss"
         )
         return True
-    return kind.role is Role.ROWS and not kind.depends_on_other_samples
+    is_rows = kind.role is Role.ROWS and not kind.depends_on_other_samples
+    return is_rows and kind.regular  # a mean over some rows counts those
 
 
 def _replicas() -> int:
