@@ -33,7 +33,7 @@ def train(data, folder=None, after=None, devices=None, epochs=3, **options):
     """Runs the script of a user once; returns what it ends with.
 
     Args:
-        data: Makes the arguments of `fit` that are the data.
+        data: Makes the arguments of `fit` that are the data, and callbacks.
         folder: Of checkpoints, if there are to be any.
         after: The training is killed after so many steps.
         devices: How many replicas there are, if any.
@@ -47,12 +47,11 @@ def train(data, folder=None, after=None, devices=None, epochs=3, **options):
     if devices:
         kc.replicate(model, devices)
     model.compile("adam", "mse", jit_compile=False)
-    callbacks = [Kill(after)]
+    given = data() | options
+    callbacks = [Kill(after), *given.pop("callbacks", [])]
     if folder is not None:
         callbacks.append(kc.Resume(folder, every=1))
-    history = model.fit(
-        **(data() | options), epochs=epochs, callbacks=callbacks, verbose=0
-    )
+    history = model.fit(**given, epochs=epochs, callbacks=callbacks, verbose=0)
     return [*model.get_weights(), *history.history.values()]
 
 
@@ -142,6 +141,32 @@ def reordered_validation():
     return cut_validation() | {"validation_data": Reordered()}
 
 
+class Drawn(Reordered):
+    """Draws from a generator, also where Keras only looks at its shapes."""
+
+    def __init__(self, generator=None):
+        super().__init__()
+        self.generator = generator or np.random
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, y + self.generator.normal()
+
+
+def drawn_validation():
+    return {"x": X, "y": Y, "batch_size": BATCH, "validation_data": Drawn()}
+
+
+def drawn_validation_of_its_own():
+    data = Drawn(np.random.default_rng(3))
+    return {"x": X, "y": Y, "batch_size": BATCH, "validation_data": data}
+
+
+def drawn_for_both():
+    data = Drawn(np.random.default_rng(3))
+    return {"x": data, "validation_data": data}
+
+
 def parts_of_one_shuffle():
     data = shuffled()
     parts = {"x": data.skip(8).batch(2), "validation_data": data.take(8)}
@@ -166,6 +191,10 @@ def same_for_validation():
     [
         (cut_validation, STEPS + 3),
         (reordered_validation, 2 * STEPS),
+        (drawn_validation, STEPS + 3),
+        (drawn_validation_of_its_own, 2 * STEPS),
+        (drawn_for_both, 3),
+        (drawn_for_both, STEPS + 3),
         (parts_of_one_shuffle, 10),
         (parts_of_one_shuffle_cut, 6),
         (same_for_validation, 6),
@@ -386,6 +415,61 @@ class Holder(keras.callbacks.Callback):
     def __init__(self, held):
         super().__init__()
         self.held = held
+
+
+class Peeking(Holder):
+    """Trains on the first labels that it finds in a data set."""
+
+    def look(self, *_):
+        found = self.held() if callable(self.held) else self.held
+        (label,) = next(iter(found))[1][:1]
+        self.model.layers[-1].bias.assign_add(label)
+
+    on_epoch_begin = on_epoch_end = look
+
+
+class Evaluating(Holder):
+    """Trains by what it finds when it evaluates, in the middle of an epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            found = self.model.evaluate(self.held, steps=1, verbose=0)
+            self.model.layers[-1].bias.assign_add([found])
+
+
+def looked_at(kind, own):
+    """Returns what makes data, and a callback that draws from a shuffle."""
+
+    def made():
+        samples = SAMPLES.shuffle(len(X), seed=7)
+        data = samples.batch(BATCH)
+        held = {
+            "the training's": data,
+            "part of the training's": samples.take(9).batch(2),
+            "another": shuffled_batches(),
+            "in a function": lambda: data,
+        }[own]
+        return {"x": data, "callbacks": [kind(held)]}
+
+    return made
+
+
+@pytest.mark.long
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("after", [3, STEPS, STEPS + 3])
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        (Peeking, "the training's"),
+        (Peeking, "part of the training's"),
+        (Peeking, "another"),
+        (Peeking, "in a function"),
+        (Evaluating, "the training's"),
+        (Evaluating, "another"),
+    ],
+)
+def test_a_callback_draws_from_a_shuffle(tmp_path, kind, own, after):
+    assert_goes_on(tmp_path, looked_at(kind, own), after, devices=1)
 
 
 @pytest.mark.parametrize("name", ["x", "validation_data"])

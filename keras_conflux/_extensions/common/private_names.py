@@ -119,16 +119,16 @@ NAMES["recomputation"] = (
 
 # --- resume
 
-_COMPILED = "keras.src.trainers.compile_utils"
+_MADE = "keras.src.trainers.compile_utils"
 _SAVING = "keras.src.saving.saving_lib"
-BUILD_METRICS = Private(
-    f"{_COMPILED}:CompileMetrics.build", "self, y_true, y_pred"
-)
-BUILD_LOSS = Private(f"{_COMPILED}:CompileLoss.build", "self, y_true, y_pred")
+BUILD_METRICS = Private(f"{_MADE}:CompileMetrics.build", "self, y_true, y_pred")
+BUILD_LOSS = Private(f"{_MADE}:CompileLoss.build", "self, y_true, y_pred")
+MAKE_ITERATOR = Public("tensorflow:data.Dataset.__iter__", "self")
 
 NAMES["resume"] = (
     BUILD_METRICS,
     BUILD_LOSS,
+    MAKE_ITERATOR,
     Private("keras.src.backend:compute_output_spec"),
     Private("keras.callbacks:CallbackList", mentions="_futures"),
     Private(

@@ -23,7 +23,7 @@ from keras_conflux._extensions.resume import stored_arrays
 WEIGHTS = "model.weights.h5"
 STATE = "state.npz"
 FILES = {WEIGHTS, STATE}
-FORMAT = 4
+FORMAT = 5
 _URL = re.compile(r"[a-zA-Z][\w+.-]+:/")  # a `Path` has one slash of it
 NAME = re.compile(r"step-(\d{12,})-(\d{6,})(?:\.(\d+))?")
 

@@ -1,12 +1,15 @@
-"""The state of data besides the place in it: iterators made, and a `PyDataset`.
+"""The state of data besides the place in it: seeds taken, and a `PyDataset`.
 
-A shuffle of tf.data takes a seed for each iterator that is made of it, by
-whomever. So the next elements follow from all that were made before.
+A shuffle of tf.data takes a seed for each iterator that is made of it, or of
+a data set that draws from it, by whomever. So its next order follows from all
+iterators that were made before.
 """
 
 import types
 import weakref
 import zlib
+from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,7 +18,6 @@ import tensorflow as tf
 
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.compat import pipelines
-from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 
@@ -23,8 +25,8 @@ _LARGE = 8 * 2**20
 """Arrays of more bytes, mostly samples, are compared in a part."""
 _ENTRIES = 2**21
 """How many entries of such an array tell whether it has changed."""
-_made: Any = weakref.WeakKeyDictionary()
-"""By data set, how many iterators were made of it."""
+_taken: Any = weakref.WeakKeyDictionary()
+"""By data set that shuffles, how many seeds it has taken."""
 _generators: Any = weakref.WeakSet()
 
 
@@ -46,13 +48,13 @@ class ValidationData:
         source = keras.utils.unpack_x_y_sample_weight(given)[0]
         self.source = source
         self.dataset = source if isinstance(source, tf.data.Dataset) else None
-        is_py_dataset = isinstance(source, keras.utils.PyDataset)
-        self._held = HeldAttributes(source if is_py_dataset else None, mark)
+        self.is_py_dataset = isinstance(source, keras.utils.PyDataset)
+        owner = source if self.is_py_dataset else None
+        self._held = HeldAttributes(owner, mark)
 
     def state(self) -> dict[str, Any]:
         """Returns the state that `restore` takes."""
         return {
-            "made": iterators_made(self.dataset),
             "attributes": self._held.changed(),
             "variables": random_generators.variables(self.dataset),
         }
@@ -72,25 +74,32 @@ def used_before(source: Any) -> Any:
     return source if known else None
 
 
-def track(iterator: Any) -> None:
-    """Counts the iterators that an epoch iterator of Keras makes."""
-
-    def note_iterator() -> None:
-        dataset = private_state.dataset_of(iterator)
-        _made[dataset] = iterators_made(dataset) + 1
-
-    private_state.count_iterators(iterator, note_iterator)
-
-
-def iterators_made(dataset: Any) -> int:
-    """Returns how many iterators were made of a data set; none of `None`."""
-    return 0 if dataset is None else _made.get(dataset, 0)
+def note_iterator(original: Callable, dataset: tf.data.Dataset) -> Iterator:
+    """Makes an iterator, for which each shuffle below takes a seed."""
+    if tf.executing_eagerly():
+        for each in pipelines.datasets_below(dataset):
+            if pipelines.takes_seeds(each):
+                _taken[each] = _taken.get(each, 0) + 1
+    return original(dataset)
 
 
-def make_again(dataset: Any, count: int) -> bool:
-    """Makes the iterators that another process had; says if it had as many."""
-    here = iterators_made(dataset)
-    for number in range(here, count):
-        iter(dataset)
-        _made[dataset] = number + 1
-    return here <= count or not pipelines.has_shuffles(dataset)
+def shuffles_of(datasets: list[Any]) -> list[tf.data.Dataset]:
+    """Returns once the shuffles that data sets draw from; none of other data.
+
+    Each comes before those that it draws from itself.
+    """
+    every = [x for each in datasets for x in pipelines.datasets_below(each)]
+    found = {id(x): x for x in reversed(every) if pipelines.takes_seeds(x)}
+    return list(found.values())[::-1]
+
+
+def seeds_taken(shuffles: list[tf.data.Dataset]) -> list[int]:
+    """Returns how many seeds each one has taken, one for an iterator."""
+    return [_taken.get(each, 0) for each in shuffles]
+
+
+def take_seeds(shuffles: list[tf.data.Dataset], counts: list[int]) -> None:
+    """Lets each take the seeds that it had taken in another process."""
+    for each, count in zip(shuffles, counts, strict=False):
+        for _ in range(count - _taken.get(each, 0)):
+            iter(each)

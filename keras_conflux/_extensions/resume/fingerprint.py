@@ -27,10 +27,7 @@ def of_data(iterator: Any) -> dict[str, Any]:
             iterator.num_batches,
         ],
         "steps_per_execution": iterator.steps_per_execution,
-        "versions": [
-            f"Keras {keras.__version__}",
-            f"TensorFlow {tf.__version__}",
-        ],
+        "versions": f"Keras {keras.__version__}, TensorFlow {tf.__version__}",
     }
 
 
@@ -75,10 +72,9 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
         )
     if there["versions"] != here["versions"]:
         warn(
-            f"The checkpoint {saved.path} was saved with "
-            f"{' and '.join(there['versions'])}; here are "
-            f"{' and '.join(here['versions'])}. Results may differ in the "
-            "last digits."
+            f"The checkpoint {saved.path} was saved with {there['versions']}; "
+            f"here are {here['versions']}. Results may differ in the last "
+            "digits."
         )
 
 

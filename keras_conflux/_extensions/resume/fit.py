@@ -1,7 +1,9 @@
 """`fit` with a `Resume` among its callbacks."""
 
+import contextlib
 import functools
 import pathlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,6 @@ from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import compiled_parts
-from keras_conflux._extensions.resume.input_position import InputPosition
 from keras_conflux._extensions.resume.resumable_fit import ResumableFit
 from keras_conflux._extensions.resume.resume import Resume
 from keras_conflux._extensions.resume.writer import CheckpointWriter
@@ -30,8 +31,11 @@ from keras_conflux._replication import model_options
 def install() -> None:
     """Puts it in place. Called once, at import."""
     observers.append(_FitOrResume())
-    points = private_names.BUILD_METRICS, private_names.BUILD_LOSS
-    patches = [(point, compiled_parts.note_specs) for point in points]
+    patches = (
+        (private_names.BUILD_METRICS, compiled_parts.note_specs),
+        (private_names.BUILD_LOSS, compiled_parts.note_specs),
+        (private_names.MAKE_ITERATOR, data_state.note_iterator),
+    )
     patching.when_used(functools.partial(patching.patch_all, patches))
 
 
@@ -41,15 +45,15 @@ class _FitOrResume(FitObserver):
         resume = _resume_among(call)
         return run() if resume is None else _resumed(call, run, resume)
 
+    def making(self) -> contextlib.AbstractContextManager:
+        """Lets it do something before and after one is made."""
+        training = _running.get()()
+        return training.making() if training else super().making()
+
     def made(self, iterator: Any) -> EpochObserver:
-        """Follows an epoch iterator, and for a `fit` that waits for one."""
-        data_state.track(iterator)
-        waiting = _waiting.get()
-        if not waiting:
-            return EpochObserver()
-        position = waiting.pop()
-        position.attach(iterator)
-        return position
+        """Lets the training that is going on follow an epoch iterator."""
+        training = _running.get()()
+        return training.observe(iterator) if training else EpochObserver()
 
 
 def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
@@ -64,7 +68,7 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
         saved = _saved(resume, callbacks, call.arguments, parts)
         training = ResumableFit(call, resume, callbacks, saved, parts, writer)
         call.arguments["callbacks"] = training
-        with _waiting.to([training.position]), training.preemption.noted():
+        with _running.to(weakref.ref(training)), training.preemption.noted():
             history = run()
         ended_here.add(resume.directory)
         return history
@@ -72,8 +76,8 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
 
 ended_here: set[pathlib.Path] = set()
 """The directories of trainings that have ended in this process."""
-_waiting: Setting[list[InputPosition]] = Setting([])
-"""Who follows the first epoch iterator that is made now, if anybody."""
+_running: Setting[Callable[[], ResumableFit | None]] = Setting(lambda: None)
+"""Tells the training that is going on, of which threads keep nothing."""
 
 
 def _resume_among(call: KerasCall) -> Resume | None:

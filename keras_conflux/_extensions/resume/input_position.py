@@ -7,6 +7,7 @@ made before. So they are drawn once more, and dropped.
 import collections
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterator
@@ -38,12 +39,12 @@ class Place:
 
     step: int = 0
     """The step of the epoch: so many batches of it have been trained."""
-    iterators: int = 0
-    """The number of iterators made of the data, with the current one."""
-    made: int = 0
-    """The number of all that had been made of them at this place."""
+    seeds_at_begin: list[int] = dataclasses.field(default_factory=list)
+    """The seeds that shuffles had taken when the current iterator was made."""
+    seeds: list[int] = dataclasses.field(default_factory=list)
+    """Those that they have taken at this place."""
     begun: bool = False
-    """Whether that one had been drawn from, and is to be again."""
+    """Whether that iterator had been drawn from, and is to be again."""
     drawn: int = 0
     """The number of its trained batches, in all epochs."""
     drawn_before: int = 0
@@ -58,8 +59,6 @@ class Place:
     """The state of a `PyDataset` when it was made, or now if not begun."""
     validation: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The state of the validation data."""
-    validation_iterators: int = 0
-    """The number of iterators made of it when the current one was."""
     last: np.ndarray | None = None
     """The sketch of the last batch that has been trained, if it is known."""
 
@@ -71,11 +70,13 @@ class InputPosition(EpochObserver):
         self,
         start: Place | None,
         validation: ValidationData,
+        others: list[Any],
         is_part: bool,
         warn: Callable[[str], None],
     ) -> None:
         self._start = start
         self.validation = validation
+        self._datasets = [validation.dataset, *others]
         self._is_part, self._warn = is_part, warn
         self._here = Place()
         self.iterator: Any = None
@@ -106,7 +107,7 @@ class InputPosition(EpochObserver):
             generators=random_generators.states(dataset),
             number=self.iterator.num_batches,
             attributes=here.attributes if begun else self._held.changed(),
-            made=data_state.iterators_made(dataset),
+            seeds=data_state.seeds_taken(self._shuffles),
             validation=self.validation.state(),
             last=self._sketch(step) if begun else None,
         )
@@ -124,15 +125,17 @@ class InputPosition(EpochObserver):
     def attach(self, iterator: Any) -> None:
         """Follows an epoch iterator of Keras."""
         self.iterator = iterator
+        dataset = private_state.dataset_of(iterator)
+        self._shuffles = data_state.shuffles_of([dataset, *self._datasets])
         owner = private_state.py_dataset_of(iterator)
         self._held = HeldAttributes(owner, data_state.mark)
         private_state.count_iterators(iterator, self._note_iterator)
 
-    def restore(self, over: bool) -> bool:
-        """Brings the data to where it was before the current iterator.
+    def restore(self) -> bool:
+        """Brings the data to where it was, or lets the first epoch do that.
 
-        Nothing is to be drawn if training is over. Returns whether it is there:
-        a data set that this process has used before may be further on.
+        Returns whether no shuffle is further on, as one that this process has
+        used before may be.
         """
         start = self._start
         if start is None:
@@ -140,13 +143,15 @@ class InputPosition(EpochObserver):
         private_state.set_learned_number(self.iterator, start.number)
         if not start.begun:
             self._held.restore(start.attributes)
-        self.validation.restore(start.validation)
-        self._here.iterators = start.iterators
-        if over or not start.begun:
-            counts = start.made, start.validation["made"]
-            return self._make_iterators(*counts) or over
-        made = start.iterators - 1
-        return self._make_iterators(made, start.validation_iterators)
+        # Else the training's own, which is drawn from again.
+        validation = self.validation
+        if validation.source is not private_state.py_dataset_of(self.iterator):
+            validation.restore(start.validation)
+        there = start.seeds_at_begin if start.begun else start.seeds
+        here = data_state.seeds_taken(self._shuffles)
+        if not start.begun:
+            data_state.take_seeds(self._shuffles, there)
+        return all(map(operator.le, here, there))
 
     def begins(self, steps: Generator[tuple, None, None]) -> Epoch:
         """Begins where a training has left off."""
@@ -167,24 +172,17 @@ class InputPosition(EpochObserver):
                 here.begun = True
                 yield step
 
-    def _make_iterators(self, count: int, of_validation: int) -> bool:
-        """Makes as many as there were; returns whether none is more."""
-        dataset = private_state.dataset_of(self.iterator)
-        is_there = data_state.make_again(dataset, count)
-        validation = self.validation.dataset
-        return data_state.make_again(validation, of_validation) and is_there
-
     def _note_iterator(self) -> None:
         """Called before an iterator is made of the data."""
         here, start = self._here, self._start
         dataset = private_state.dataset_of(self.iterator)
-        here.iterators = data_state.iterators_made(dataset) + 1
-        validation = self.validation.dataset
-        here.validation_iterators = data_state.iterators_made(validation)
         here.drawn = here.drawn_before = 0
         if start is not None and start.begun:
+            # After `on_epoch_begin` of callbacks, which may make some.
+            data_state.take_seeds(self._shuffles, start.seeds_at_begin)
             random_generators.set_states(start.generators_at_begin, dataset)
             self._held.restore(start.attributes)
+        here.seeds_at_begin = data_state.seeds_taken(self._shuffles)
         here.generators_at_begin = random_generators.states(dataset)
         here.attributes = self._held.changed()
 
@@ -203,7 +201,7 @@ class InputPosition(EpochObserver):
                 f"been trained when the checkpoint was saved. {_WHAT_TO_DO}"
             )
         self._assert_same(start, batch)
-        self._make_iterators(start.made, start.validation["made"])
+        data_state.take_seeds(self._shuffles, start.seeds)
         self._here.drawn_before = start.drawn_before
         self._here.begun = True
         if self.iterator.steps_per_epoch:

@@ -3,10 +3,12 @@
 "Before step n" means that n steps are done and that there is a step n.
 """
 
+import contextlib
 import functools
 import logging
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -28,6 +30,7 @@ from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.data_state import ValidationData
 from keras_conflux._extensions.resume.held_attributes import CallbackStates
+from keras_conflux._extensions.resume.held_attributes import data_held_by
 from keras_conflux._extensions.resume.input_position import InputPosition
 from keras_conflux._extensions.resume.input_position import Place
 from keras_conflux._extensions.resume.resume import Resume
@@ -37,6 +40,7 @@ from keras_conflux._extensions.resume.trainable_layers import TrainableLayers
 from keras_conflux._extensions.resume.writer import CheckpointWriter
 from keras_conflux._extensions.resume.writer import write
 from keras_conflux._fit import first_process
+from keras_conflux._fit.input.calls import EpochObserver
 from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.calls import LogSource
 
@@ -78,6 +82,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         validation = ValidationData(given["validation_data"])
         self._data_given = [given["x"], validation.source]
         self._stateful = [x for x in callbacks if not isinstance(x, _STATELESS)]
+        others = data_held_by(self._stateful)
         self._saved = saved
         self._parts = parts
         self._resume = resume
@@ -96,10 +101,33 @@ class ResumableFit(keras.callbacks.CallbackList):
         self._epoch = 0
         self._ended = 0
         """How many steps of this epoch have ended."""
+        self._validated = bool(saved and saved.state["validated"])
+        """Whether Keras has drawn validation data to see their shapes."""
+        self._draws_again = self._validated and validation.is_py_dataset
+        self._is_in_step = True
         start = None if saved is None else _place(saved)
         self.position = InputPosition(
-            start, validation, parts > 1, self._warn_or_raise
+            start, validation, others, parts > 1, self._warn_or_raise
         )
+
+    @contextlib.contextmanager
+    def making(self) -> Iterator[None]:
+        """Undoes what Keras draws where `fit` makes validation's iterator."""
+        if self._is_in_step or not self._draws_again:
+            yield
+            return
+        validation = self.position.validation
+        state, generators = validation.state(), random_generators.states()
+        yield
+        validation.restore(state)
+        random_generators.set_states(generators)
+
+    def observe(self, iterator: Any) -> EpochObserver:
+        """Follows the first epoch iterator that Keras makes, the training's."""
+        if self.position.iterator is not None:
+            return EpochObserver()
+        self.position.attach(iterator)
+        return self.position
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores, or begins."""
@@ -133,7 +161,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         model_state.assert_same(self._saved, self._trained)
         fingerprint.name_changed_settings(self._saved, self._compiled)
         state = self._saved.state
-        if not self.position.restore(self._saved.is_over(self._epochs)):
+        is_there = self.position.restore()
+        if not is_there and not self._saved.is_over(self._epochs):
             self._warn_or_raise(_FURTHER_ON)
         self._done = state["done"]
         self._epoch = state["epoch"]
@@ -162,7 +191,7 @@ class ResumableFit(keras.callbacks.CallbackList):
 
     def _name_what_varies(self) -> bool:
         """Returns whether the data of the training varies."""
-        position = self.position
+        position, validation = self.position, self.position.validation
         found = {
             "data": varying_data.causes(
                 private_state.dataset_of(position.iterator),
@@ -170,9 +199,7 @@ class ResumableFit(keras.callbacks.CallbackList):
                 or data_state.used_before(self._data_given[0]),
             ),
             "validation data": varying_data.causes(
-                position.validation.dataset,
-                position.validation.source,
-                anew=True,
+                validation.dataset, validation.source, anew=True
             ),
         }
         for what, causes in found.items():
@@ -220,7 +247,7 @@ class ResumableFit(keras.callbacks.CallbackList):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Saves, if it is time. A signal ends the process after that."""
         private_state.flush_callbacks(self)
-        self._ended = batch
+        self._ended, self._is_in_step = batch, True
         if batch:
             self._save_if_due(batch, self._interval.is_over(self._done + batch))
             if self._is_certain:
@@ -230,8 +257,13 @@ class ResumableFit(keras.callbacks.CallbackList):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the steps, to the last one of an execution."""
         super().on_train_batch_end(batch, logs)
-        self._ended = batch + 1
+        self._ended, self._is_in_step = batch + 1, False
         self._put_down()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Notes that Keras has drawn validation data."""
+        super().on_test_begin(logs)
+        self._validated, self._draws_again = True, False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves, if it is time."""
@@ -288,6 +320,7 @@ class ResumableFit(keras.callbacks.CallbackList):
             "done": self._done,
             "stopped": bool(self._trained.stop_training),
             "step": step,
+            "validated": self._validated,
             "parts": parts,
             "callbacks": self._states.changed(),
             "compiled": self._compiled,

@@ -33,8 +33,9 @@ def causes(dataset: Any, source: Any = None, anew: bool = False) -> list[str]:
         0 if source.use_multiprocessing else 1
     ):
         found[
-            f"its {source.workers} worker(s) draw random numbers in any order, "
-            "or in other processes, if they draw any"
+            f"its {source.workers} worker(s) shuffle it, unless `fit` is given "
+            "shuffle=False, and draw random numbers in any order, or in other "
+            "processes, if they draw any"
         ] = None
     if isinstance(source, types.GeneratorType):
         found[

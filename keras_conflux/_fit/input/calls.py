@@ -4,6 +4,7 @@ By default nobody observes calls of `fit`, and the batches that epochs draw.
 `observers` gets somebody else, once.
 """
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -21,16 +22,11 @@ class KerasCall:
     """A call whose arguments are bound, and may be changed before it is run."""
 
     def __init__(
-        self,
-        name: str,
-        original: Callable,
-        model: Any,
-        *args: Any,
-        **kwargs: Any,
+        self, name: str, method: Callable, model: Any, *args: Any, **kwargs: Any
     ) -> None:
         self.model = model
         self.name = name
-        self._original = original
+        self._original = method
         # A wrapper that somebody has put in place may take any arguments.
         own = [vars(x)[name] for x in keras.Model.__mro__ if name in vars(x)]
         try:
@@ -38,7 +34,7 @@ class KerasCall:
             self._bound = bind(model, *args, **kwargs)
         except TypeError:  # which Keras raises in its own words
             with errors_reported_to_all(f"{self.name} of {model.name}"):
-                original(model, *args, **kwargs)
+                method(model, *args, **kwargs)
             raise
         self._bound.apply_defaults()
 
@@ -168,6 +164,10 @@ class FitObserver:
         """Returns the result of a call of `fit`."""
         del call
         return run()
+
+    def making(self) -> contextlib.AbstractContextManager:
+        """Returns a context in which Keras makes an epoch iterator."""
+        return contextlib.nullcontext()
 
     def made(self, iterator: Any) -> EpochObserver:
         """Returns an observer of an epoch iterator that Keras has made."""

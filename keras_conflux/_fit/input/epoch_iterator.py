@@ -51,9 +51,10 @@ def make(
     """
     plan, groups = current_plan(), None
     if plan is None or plan.strategy is not distribute_strategy:
-        original(iterator, distribute_strategy, *args, **kwargs)
+        with observers[-1].making():
+            original(iterator, distribute_strategy, *args, **kwargs)
     else:
-        with reshuffling(plan.reshuffles):
+        with reshuffling(plan.reshuffles), observers[-1].making():
             original(iterator, default_strategy(), *args, **kwargs)
         # A callback may change the next batch of Python code after each batch.
         waits = plan.steered and keras_iterators.has_python_source(iterator)

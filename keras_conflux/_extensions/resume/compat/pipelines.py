@@ -84,18 +84,16 @@ def is_python(operation: tf.Operation) -> bool:
 _PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
 
 
-def has_shuffles(dataset: Any) -> bool:
-    """Whether a data set takes seeds for each iterator that is made of it."""
-    return any(
-        seeds_of_dataset(each) is not None or has_unknown_parts(each)
-        for each in datasets_below(dataset)
-    )
+def takes_seeds(dataset: tf.data.Dataset) -> bool:
+    """Whether it takes a seed for each iterator that is made, as a shuffle."""
+    return seeds_of_dataset(dataset) is not None or has_unknown_parts(dataset)
 
 
 def begins_shuffles_later(dataset: Any) -> bool:
     """Whether a data set takes seeds also while it is drawn from."""
     return any(
-        isinstance(each, _that_begin_later()) and has_shuffles(each)
+        isinstance(each, _that_begin_later())
+        and any(map(takes_seeds, datasets_below(each)))
         for each in datasets_below(dataset)
     )
 
