@@ -150,11 +150,7 @@ def _own(value: tf.Tensor, step: Step) -> tf.Tensor:
 
 
 def _marked(
-    output: tf.Tensor,
-    kind: Kind,
-    layer: Any,
-    inputs: list[tf.Tensor],
-    step: Step,
+    out: tf.Tensor, kind: Kind, layer: Any, inputs: list[tf.Tensor], step: Step
 ) -> tf.Tensor:
     """Marks an output as rows, and returns the rows of one device.
 
@@ -162,7 +158,7 @@ def _marked(
     replicas, or a warning tells of it. Random numbers that are drawn in loops
     and functions cannot be tried out: there the graph tells.
     """
-    known = step.kinds.of(output)
+    known = step.kinds.of(out)
     if known.role is Role.ROWS:
         kind = kind.with_entries(known.entries)
     is_of_users = _is_of_users(layer)
@@ -173,26 +169,26 @@ def _marked(
         # The inputs of a functional model's layers are known.
         given = inputs if is_of_users else ()
         try:
-            found = rows_by_trial(output, step.kinds, given)
+            found = rows_by_trial(out, step.kinds, given)
         except NotDerivable:
             # Layers of Keras keep samples apart if nothing shows otherwise.
-            is_apart = not is_of_users or draws_numbers(output, inputs)
+            is_apart = not is_of_users or draws_numbers(out, inputs)
             is_mixed = known.depends_on_other_samples
             found = kind if is_apart and not is_mixed else None
-        if found is None and output.shape.as_list() == [None, None]:
-            return output  # it may be a matrix that compares each with each
+        if found is None and out.shape.as_list() == [None, None]:
+            return out  # it may be a matrix that compares each with each
         if found is None or _is_mixed(known):
             several = replica_collectives().count > 1
-            own = _own(output, step) if several else output
-            if own is not output:
-                keras_models.copy_mask(output, own)
+            own = _own(out, step) if several else out
+            if own is not out:
+                keras_models.copy_mask(out, own)
                 return own
         if found is not None and not _is_mixed(known):
             kind = kind.with_entries(found.entries)
         elif replica_collectives().count > 1:
             _warn_of_mixing(layer, step)
-    step.kinds.mark(output, kind)
-    return output
+    step.kinds.mark(out, kind)
+    return out
 
 
 def _is_of_users(layer: Any) -> bool:
@@ -346,7 +342,10 @@ def _sums_of_all(parts: Iterable[tf.Tensor], axes: Any) -> list[tf.Tensor]:
     present = has_samples()
     if present is not None:
         sums = [tf.where(present, part, 0) for part in sums]
-    return replica_collectives().all_reduce("sum", sums)
+    made = replica_collectives().all_reduce("sum", sums)
+    if (step := steps.current_fit_step()) is not None:
+        Layers.of(step).own_gradients.trust(made, sums)
+    return made
 
 
 def call_batch_norm(
