@@ -101,10 +101,7 @@ PATCHES = (
 def install_functions() -> None:
     """Replaces functions that a program may import by name, at import."""
     patch(private_tensorflow_names.AVERAGE_LOSS, losses.compute_average)
-    patch(
-        private_tensorflow_names.SCALE_REGULARIZATION,
-        losses.scale_regularization,
-    )
+    patch(private_tensorflow_names.SCALE_REGULARIZATION, losses.scale_penalty)
     patch(private_tensorflow_names.SEQUENCE_MASK, lengths.sequence_mask)
     look_up_late(Patched.FIT)
 

@@ -210,7 +210,7 @@ def _in_a_branch(x, seed):
 
 
 def _others(x, seed):
-    shape = ops.shape(x)
+    shape, alike = ops.shape(x), ops.zeros((1, 9))
     drawn = [
         random.truncated_normal(shape, mean=x, seed=seed),
         random.randint(shape, 0, 9, seed=seed),
@@ -221,6 +221,7 @@ def _others(x, seed):
         random.beta(shape, 2.0, 3.0, seed=seed),
         random.binomial(shape, 9.0, 0.5, seed=seed),
         random.categorical(x, 7, seed=seed),
+        ops.transpose(random.categorical(alike, shape[0], seed=seed)),
     ]
     return x + sum(ops.cast(each, x.dtype) for each in drawn)
 

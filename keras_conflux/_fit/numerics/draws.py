@@ -194,7 +194,7 @@ def by_rows(original: Callable, *args: Any, **kwargs: Any) -> Any:
 
 def _parameters(given: dict[str, Any]) -> tuple[Any, ...]:
     """Returns means and the like, which may be rows of samples."""
-    others = ("shape", "dtype", "seed")
+    others = ("shape", "dtype", "seed", "num_samples")
     return tuple(x for name, x in given.items() if name not in others)
 
 
@@ -226,6 +226,9 @@ def whole(original: Callable, *args: Any, **kwargs: Any) -> Any:
         shape = [sizes_of(tf.shape(given["logits"]))[0], given["num_samples"]]
 
     def of_rows(rows: DrawnRows) -> tf.Tensor:
+        if "shape" not in given and rows.axis:  # all by the same logits
+            count = {"num_samples": rows.whole[1]}
+            return rows.taken(original(**given | count))
         of_all: dict[str, Any] = {
             name: rows.spread(value)
             for name, value in given.items()

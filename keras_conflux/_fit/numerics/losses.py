@@ -95,7 +95,7 @@ def compute_average(
     return average * _replicas()
 
 
-def scale_regularization(original: Callable, regularization_loss: Any) -> Any:
+def scale_penalty(original: Callable, regularization_loss: Any) -> Any:
     """Keeps a loss that is equal on all replicas unchanged."""
     scaled = original(regularization_loss)
     return scaled if _step() is None else scaled * _replicas()
