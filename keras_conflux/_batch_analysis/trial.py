@@ -185,7 +185,7 @@ def _have_chosen(results: list[Results]) -> bool:
     Else random samples may all take one branch, or a loop's most turns.
     """
     return all(
-        any(choice[0] != part for choice in choices for part in choice)
+        any(not np.array_equal(x[0], y) for x in choices for y in x)
         for choices in zip(*(each.choices for each in results), strict=True)
     )
 

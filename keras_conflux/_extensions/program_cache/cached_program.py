@@ -19,10 +19,12 @@ from keras_conflux._replication import lost_values
 class CachedProgram:
     """Traces a program of all replicas that XLA compiles, and calls it."""
 
-    def __init__(self, trace: Callable[[], TracedProgram], of: Purpose) -> None:
-        self._identity = of.identity
-        self._name = of.name
-        self._cache = setup.current(of.kind)
+    def __init__(
+        self, trace: Callable[[], TracedProgram], purpose: Purpose
+    ) -> None:
+        self._identity = purpose.identity
+        self._name = purpose.name
+        self._cache = setup.current(purpose.kind)
         if self._cache is None:
             self._program = trace()
         else:

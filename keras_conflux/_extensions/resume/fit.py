@@ -46,7 +46,7 @@ class _FitOrResume(FitObserver):
         return run() if resume is None else _resumed(call, run, resume)
 
     def making(self) -> contextlib.AbstractContextManager:
-        """Lets it do something before and after one is made."""
+        """Lets a training act before and after an epoch iterator is made."""
         training = _running.get()()
         return training.making() if training else super().making()
 
