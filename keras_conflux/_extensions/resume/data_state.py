@@ -77,9 +77,8 @@ def used_before(source: Any) -> Any:
 def note_iterator(original: Callable, dataset: tf.data.Dataset) -> Iterator:
     """Makes an iterator, for which each shuffle below takes a seed."""
     if tf.executing_eagerly():
-        for each in pipelines.datasets_below(dataset):
-            if pipelines.takes_seeds(each):
-                _taken[each] = _taken.get(each, 0) + 1
+        for each in pipelines.shuffles_below(dataset):
+            _taken[each] = _taken.get(each, 0) + 1
     return original(dataset)
 
 
@@ -88,8 +87,8 @@ def shuffles_of(datasets: list[Any]) -> list[tf.data.Dataset]:
 
     Each comes before those that it draws from itself.
     """
-    every = [x for each in datasets for x in pipelines.datasets_below(each)]
-    found = {id(x): x for x in reversed(every) if pipelines.takes_seeds(x)}
+    every = [x for each in datasets for x in pipelines.shuffles_below(each)]
+    found = {id(x): x for x in reversed(every)}
     return list(found.values())[::-1]
 
 

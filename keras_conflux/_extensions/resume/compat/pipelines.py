@@ -84,16 +84,17 @@ def is_python(operation: tf.Operation) -> bool:
 _PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
 
 
-def takes_seeds(dataset: tf.data.Dataset) -> bool:
-    """Whether it takes a seed for each iterator that is made, as a shuffle."""
-    return seeds_of_dataset(dataset) is not None or has_unknown_parts(dataset)
+def shuffles_below(dataset: Any) -> Iterator[tf.data.Dataset]:
+    """Yields the data sets that take a seed for each iterator made of one."""
+    for each in datasets_below(dataset):
+        if seeds_of_dataset(each) is not None or has_unknown_parts(each):
+            yield each
 
 
 def begins_shuffles_later(dataset: Any) -> bool:
     """Whether a data set takes seeds also while it is drawn from."""
     return any(
-        isinstance(each, _that_begin_later())
-        and any(map(takes_seeds, datasets_below(each)))
+        isinstance(each, _that_begin_later()) and [*shuffles_below(each)]
         for each in datasets_below(dataset)
     )
 
