@@ -36,10 +36,9 @@ def users_line(operation: tf.Operation | None = None) -> tuple[str, int]:
         frames = traceback.extract_stack()
     else:
         frames = tf.no_op().traceback
-    for frame in reversed(frames):
-        if _is_the_users(frame.filename):
-            return frame.filename, frame.lineno or 0
-    return frames[0].filename, frames[0].lineno or 0
+    theirs = (x for x in reversed(frames) if _is_the_users(x.filename))
+    frame = next(theirs, frames[0])
+    return frame.filename, frame.lineno or 0
 
 
 def is_of_package(operation: tf.Operation) -> bool:

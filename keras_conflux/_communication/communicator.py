@@ -36,6 +36,7 @@ from keras_conflux._communication.transports.in_graph import (
 )
 from keras_conflux._communication.transports.in_graph import Transport
 from keras_conflux._communication.transports.in_graph import all_reduce_eagerly
+from keras_conflux._communication.transports.in_graph import in_shape_of
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
@@ -490,6 +491,4 @@ class Communicator:
             flat = tf.reshape(tensor, [-1])
             padded = tf.concat([flat, tf.zeros([1], tensor.dtype)], 0)
             reduced = self._in_graph.all_reduce(padded, index, op, call)[:-1]
-            return tf.ensure_shape(
-                tf.reshape(reduced, tf.shape(tensor)), tensor.shape
-            )
+            return in_shape_of(tensor, reduced)

@@ -35,10 +35,9 @@ def memory_of(device: str) -> int:
     # tf.config tells only the memory in use. Without the running configuration
     # this would make devices of all GPUs, also of those that are hidden.
     running: Any = context.context()
-    for found in device_lib.list_local_devices(running.config):
-        if found.name.endswith(f":{device}"):
-            return found.memory_limit
-    return 0
+    every = device_lib.list_local_devices(running.config)
+    found = (x.memory_limit for x in every if x.name.endswith(f":{device}"))
+    return next(found, 0)
 
 
 def is_cancellation(error: BaseException) -> bool:

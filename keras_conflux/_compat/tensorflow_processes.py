@@ -5,11 +5,9 @@ coordination service, which knows who is alive and keeps short texts.
 Collectives between processes go from server to server, or through NCCL.
 """
 
-import contextlib
 import copy
 import signal
 import threading
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,18 +50,9 @@ def connect(
             protocol="grpc",
         )
     )
-    with _sigterm_kept():
-        running.ensure_initialized()
-
-
-@contextlib.contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Keeps the former effect of SIGTERM.
-
-    TensorFlow's service would keep it as a note, and not end the process.
-    """
+    # TensorFlow's service would keep SIGTERM as a note, and end nothing.
     before = signal.getsignal(signal.SIGTERM)
-    yield
+    running.ensure_initialized()
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and before is not None:
         signal.signal(signal.SIGTERM, before)

@@ -524,9 +524,7 @@ def _strategy(
             "The arguments of one call must be on the same devices. Received "
             f"Replicas on {' and on '.join(', '.join(d) for d in found)}."
         )
-    if found:
-        return strategy_over(found.pop())
-    return current_strategy()
+    return strategy_over(found.pop()) if found else current_strategy()
 
 
 run_everywhere_by(on_every_device)

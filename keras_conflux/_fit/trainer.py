@@ -178,10 +178,8 @@ def _keep_at_next_reset(model: Any, variables: list[keras.Variable]) -> None:
     """
     if not variables:
         return
-    sums, others = [], []
-    for variable in variables:
-        is_sum = state.is_sum(state.backing(variable))
-        (sums if is_sum else others).append(variable)
+    sums = [v for v in variables if state.is_sum(state.backing(v))]
+    others = [v for v in variables if not state.is_sum(state.backing(v))]
     begun = _values(sums)
 
     def reset_once() -> None:

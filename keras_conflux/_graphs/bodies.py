@@ -130,7 +130,5 @@ def is_or_runs(
 
 def call_of(graph: Any, outer: Any) -> tf.Operation | None:
     """Returns the operation of an outer graph that runs an inner one."""
-    for operation in reversed(outer.get_operations()):
-        if graph in graphs_of(operation):
-            return operation
-    return None
+    found = reversed(outer.get_operations())
+    return next((each for each in found if graph in graphs_of(each)), None)

@@ -1,7 +1,6 @@
 """Normalization by the samples of all replicas, or of each alone."""
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 from typing import TypeVar
 
@@ -53,7 +52,7 @@ def synchronize_batch_norm(target: Layer) -> Layer:
             "`synchronize_batch_norm` takes a Keras model or layer. Received: "
             f"{target!r}."
         )
-    for layer in unsynchronized(state.stateful_objects(target)):
+    for layer in unsynchronized(target):
         layer.synchronized = True
         traced_functions.note_settings()
     return target
@@ -72,8 +71,8 @@ def log_if_unsynchronized(layer: Any, training: Any = None, **_: Any) -> None:
     count = (step.turns or tf.distribute.get_strategy().communicator).size
     if count == 1:
         return
-    owners = state.stateful_objects([step.model, layer])
-    names = [each.name for each in unsynchronized(owners) if each.trainable]
+    apart = unsynchronized([step.model, layer])
+    names = [each.name for each in apart if each.trainable]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     _log.warning(
         "%s%s: each of %d parts of a batch is normalized by its own samples, "
@@ -85,13 +84,8 @@ def log_if_unsynchronized(layer: Any, training: Any = None, **_: Any) -> None:
     )
 
 
-def unsynchronized(
-    owners: Iterable[Any],
-) -> list[keras.layers.BatchNormalization]:
+def unsynchronized(target: Any) -> list[keras.layers.BatchNormalization]:
     """Returns the layers that normalize by the samples of a part of a batch."""
-    return [
-        owner
-        for owner in owners
-        if isinstance(owner, keras.layers.BatchNormalization)
-        and not owner.synchronized
-    ]
+    kind = keras.layers.BatchNormalization
+    found = state.stateful_objects(target, kind)
+    return [each for each in found if not each.synchronized]

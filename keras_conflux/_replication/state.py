@@ -165,11 +165,8 @@ def name_of(variable: Any) -> str:
 
 def replicated_by(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
     """Returns the strategy of the first replicated one of the variables."""
-    for variable in variables:
-        value = backing(variable)
-        if is_replicated(value):
-            return value.distribute_strategy
-    return None
+    replicated = filter(is_replicated, map(backing, variables))
+    return next((each.distribute_strategy for each in replicated), None)
 
 
 def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:

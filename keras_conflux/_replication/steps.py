@@ -198,9 +198,6 @@ class UserReductions(Part):
         self._graph = tf.compat.v1.get_default_graph()
         self._asked = ranks_asked_in(self._graph)
 
-    def __bool__(self) -> bool:
-        return bool(self._leaves)
-
     def add(self, tree: Tree) -> None:
         """Notes the result of one."""
         self._leaves.extend(trees.flatten(tree))

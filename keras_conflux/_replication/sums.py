@@ -45,17 +45,14 @@ def written_here() -> list[OnRead]:
     """Returns the sums of which a replica writes its copy in this graph."""
     index = replica_index()
     graph = tf.compat.v1.get_default_graph()
-    found: list[OnRead] = []
-    for handle, users in resources.uses_of_resources(graph):
-        variable = resources.container_of(handle)
-        if (
-            isinstance(variable, OnRead)
-            and variable.conflux_whole is not None
-            and variable.values[index].handle is handle
-            and not all(map(effects.only_reads, users))
-        ):
-            found.append(variable)
-    return found
+    return [
+        variable
+        for handle, users in resources.uses_of_resources(graph)
+        if isinstance(variable := resources.container_of(handle), OnRead)
+        and variable.conflux_whole is not None
+        and variable.values[index].handle is handle
+        and not all(map(effects.only_reads, users))
+    ]
 
 
 def add_up(variables: Sequence[Any]) -> None:

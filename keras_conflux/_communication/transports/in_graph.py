@@ -68,7 +68,7 @@ class CpuRing:
             final_op="Id",
             communication_hint="ring",
         )
-        return _in_shape_of(tensor, flat)
+        return in_shape_of(tensor, flat)
 
     def level(self) -> Any:
         """Returns an operation after which all counters are equal, and new."""
@@ -155,9 +155,9 @@ class NcclBetweenProcesses:
                 final_op="Id",
                 communication_hint="nccl",
             )
-        return tf.cast(_in_shape_of(tensor, flat), dtype)
+        return tf.cast(in_shape_of(tensor, flat), dtype)
 
 
-def _in_shape_of(tensor: tf.Tensor, flat: tf.Tensor) -> tf.Tensor:
+def in_shape_of(tensor: tf.Tensor, flat: tf.Tensor) -> tf.Tensor:
     """Returns what was reduced flat: keys come back for another shape."""
     return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)

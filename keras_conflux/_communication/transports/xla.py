@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._communication.transports.in_graph import in_shape_of
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
@@ -69,9 +70,7 @@ class XlaNccl:
         before = tf.cast(latest.read_value(), flat.dtype)
         reduced = self._reduced(tf.concat([flat, [before]], 0), index, op)
         latest.assign(tf.cast(reduced[-1], latest.dtype))
-        return tf.ensure_shape(
-            tf.reshape(reduced[:-1], tf.shape(tensor)), tensor.shape
-        )
+        return in_shape_of(tensor, reduced[:-1])
 
     @property
     def moves_parts(self) -> bool:

@@ -37,21 +37,14 @@ def explain(error: BaseException, model: Any, keeps_activations: bool) -> None:
     if found is not None and keeps_activations:
         rows += _turns(model, found, step)
     if keeps_activations:
-        rows.append(
-            (
-                "keras.RematScope",
-                f"{_at_most(step)}computes activations again, which a training "
-                "keeps otherwise",
-            )
-        )
+        does = "computes activations again, which a training keeps otherwise"
+        rows.append(("keras.RematScope", _at_most(step) + does))
     half = None if step is None else step // 2
-    rows.append(
-        (
-            "half of the batch",
-            f"{_at_most(half)}in a training, `gradient_accumulation_steps` of "
-            "the optimizer keeps the updates of the whole one",
-        )
+    does = (
+        "in a training, `gradient_accumulation_steps` of the optimizer keeps "
+        "the updates of the whole one"
     )
+    rows.append(("half of the batch", _at_most(half) + does))
     width = max(len(name) for name, _ in rows)
     lines = [f"  {name:<{width}}  {does}" for name, does in rows]
     error.add_note("\n".join([_taken(model, found, step), *lines]))

@@ -116,26 +116,18 @@ def _update(
     """Writes the matrix, and its optimizer state."""
     new = _updated(shared, matrix, lambda _: iterated)
     for variable, value in zip(matrix[1], new, strict=True):
-        if variable is not None and value is not None:
-            _write(variable, value)
-
-
-def _write(variable: keras.Variable, value: tf.Tensor) -> None:
-    backing = state.backing(variable)
-    if state.is_in_parts(backing):
-        backing.assign(value, read_value=False)
-    else:
-        given_tensors.overwrite(state.own_copy(backing), value)
+        if variable is None or value is None:
+            continue
+        if state.is_in_parts(variable):
+            state.backing(variable).assign(value, read_value=False)
+        else:
+            given_tensors.overwrite(state.own_copy(variable), value)
 
 
 def _dealt(optimizer: Any, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the iterations' results for matrices, each on one replica."""
     found = list(inputs)
     for where in _rounds(inputs):
-        if len(where) == 1:
-            (i,) = where
-            found[i] = _iterated(optimizer, inputs[i])
-            continue
         given = [inputs[i] for i in where]
         for i, x in zip(where, _each_by_one(optimizer, given), strict=True):
             found[i] = x
@@ -156,6 +148,8 @@ def _rounds(inputs: list[tf.Tensor]) -> list[list[int]]:
 
 
 def _each_by_one(optimizer: Any, given: list[tf.Tensor]) -> list[tf.Tensor]:
+    if len(given) == 1:  # which all have
+        return [_iterated(optimizer, given[0])]
     collectives = replica_collectives()
     # A replica that gets none computes one again.
     several = [given[i % len(given)] for i in range(collectives.count)]

@@ -96,10 +96,9 @@ class ShardedUpdates(Part):
 
     def summed(self, grads: list[Any]) -> list[Any]:
         """Sums accumulated gradients, and leaves parts where it can."""
-        collectives = replica_collectives()
         if not self.by_parts:
             return self._summed_whole(grads)
-        add = collectives.all_reduce
+        add = replica_collectives().all_reduce
         return _in_parts(grads, self._layouts, lambda x, _: add("sum", x))
 
     def _summed_whole(self, grads: list[Any]) -> list[Any]:
@@ -257,21 +256,19 @@ def _in_parts(
 
     Others get the weight, and become a part. A part is a sum already.
     """
-    collectives = replica_collectives()
     found = dict(enumerate(grads))
     whole = [i for i, layout in enumerate(layouts) if layout is None]
     sums = of_wholes([grads[i] for i in whole], whole)
     found.update(zip(whole, sums, strict=True))
     where: list[int] = []
     flats: list[tf.Tensor] = []
-    wide: list[tf.DType] = []
     for i, (g, layout) in enumerate(zip(grads, layouts, strict=True)):
         if layout is not None and g is not None and not layout.is_part(g):
             where.append(i)
             dense = narrow_gradients.as_written(g, g.dtype)
             flats.append(layout.flat(dtypes.weighted(dense, weight)))
-            wide.append(g.dtype)
-    parts = collectives.scattered(flats, wide)
+    wide = [grads[i].dtype for i in where]
+    parts = replica_collectives().scattered(flats, wide)
     found.update(zip(where, parts, strict=True))
     return [*found.values()]
 

@@ -94,8 +94,7 @@ def run(
         _copy(plan.once(phase), runner.known)
         pairs = list(zip(loop.cuts, runner.run_turns(loop), strict=True))
         _exchange(pairs, everywhere, runner.known)
-    outputs = map(_behind_identities, traced.outputs)
-    return [runner.known[id(each)] for each in outputs]
+    return [runner.known[id(each)] for each in plan.outputs]
 
 
 def _log_if_repeated(loops: "list[_Loop]") -> None:
@@ -138,7 +137,6 @@ class _Loop:
 
     cuts: list[Cut]
     outputs: list[tf.Tensor]
-    effects: list[tf.Operation]
     operations: list[tf.Operation]
     """All that a turn runs, in order."""
 
@@ -147,9 +145,8 @@ class _Plan:
     """Which operations run when."""
 
     def __init__(self, traced: TracedTurn, compiled: bool) -> None:
-        self._traced = traced
         self._cuts = {cut.value.op: cut for cut in traced.cuts}
-        self._outputs = [*map(_behind_identities, traced.outputs)]
+        self.outputs = [*map(_behind_identities, traced.outputs)]
         self._arguments = {each.op for each in traced.arguments}
         self._order = walks.to_run(traced.graph)
         self._positions = {each: at for at, each in enumerate(self._order)}
@@ -159,7 +156,7 @@ class _Plan:
         for operation in self._order:
             self._varies[operation] = self._does_vary(operation)
         self._needed = self._behind(
-            [*(each.op for each in self._outputs), *self._effects]
+            [*(each.op for each in self.outputs), *self._effects]
         )
         for operation in self._needed:
             writes = effect_of(operation) & (Effect.WRITES | Effect.WAITS)
@@ -248,19 +245,14 @@ class _Plan:
             for each in self._needed
             if each in self._cuts and self._phases[each] == phase + 1
         ]
-        outputs = [
-            each
-            for each in self._outputs
-            if self._varies[each.op] and self._phases[each.op] == phase
-        ]
-        effects = [
-            each
-            for each in self._effects
-            if self._varies[each] and self._phases[each] == phase
-        ]
+
+        def is_here(operation: tf.Operation) -> bool:
+            return self._varies[operation] and self._phases[operation] == phase
+
+        outputs = [each for each in self.outputs if is_here(each.op)]
         ends = [cut.given.op for cut in cuts] + [x.op for x in outputs]
-        operations = self._behind([*ends, *effects], of_turns=True)
-        return _Loop(cuts, outputs, effects, operations)
+        ends += filter(is_here, self._effects)
+        return _Loop(cuts, outputs, self._behind(ends, of_turns=True))
 
     def _written_too_early(self) -> dict[tf.Operation, int]:
         """Returns the phases of writes that have to wait for reads."""

@@ -236,9 +236,8 @@ def _is_built(model: keras.Model) -> bool:
     """Whether a step makes no variables, which XLA programs cannot."""
     return keras_models.metrics_are_built(model) and all(
         owner.built
-        for owner in state.stateful_objects(model)
-        if isinstance(owner, keras.layers.Layer)
-        and not isinstance(owner, keras.Model)
+        for owner in state.stateful_objects(model, keras.layers.Layer)
+        if not isinstance(owner, keras.Model)
     )
 
 

@@ -194,8 +194,7 @@ def _description(batch: Batch) -> str:
 def _of_leaf(leaf: Any) -> str:
     if leaf is not None and not leaf.shape.rank:
         return f"{leaf.dtype.name} {tf.get_static_value(leaf)}"
-    spec = leaf if leaf is None else specs.spec_of_any(leaf)
-    return _said(spec if spec is None else _in_words(spec))
+    return _said(_in_words(None if leaf is None else specs.spec_of_any(leaf)))
 
 
 def listed(told: list[Any]) -> str:

@@ -91,7 +91,6 @@ class StepsPerExecution:
         self.agreed_on = self.chosen_here and process_count() > 1
         """Whether all processes have to choose the same numbers."""
         self._name = name
-        memory = self._smallest("the memory for batches", memory)
         self._step_seconds = self._move_seconds = math.inf
         self._steps = self._equal_executions = 0
         self.next = requested
@@ -99,7 +98,7 @@ class StepsPerExecution:
         called again. A thread that draws its batches reads this at any time."""
         self._own_next = requested
         """The number that this process would choose."""
-        self._memory = memory
+        self._memory = self._smallest("the memory for batches", memory)
         self._limit = None if self.chosen_here else requested
         self._executions = 0
 

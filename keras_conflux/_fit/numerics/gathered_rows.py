@@ -132,12 +132,9 @@ def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
     kinds = [step.kinds.of(source) for source in sources]
     found = [GatheredRows(x, k) for x, k in zip(sources, kinds, strict=True)]
     blocks_of_all = [block for rows in found for block in rows.blocks]
-    if step.in_xla and not all(kind.regular for kind in kinds):
-        names = [
-            repr(source.op.name)
-            for source, kind in zip(sources, kinds, strict=True)
-            if not kind.regular
-        ]
+    pairs = zip(sources, kinds, strict=True)
+    names = [repr(x.op.name) for x, kind in pairs if not kind.regular]
+    if step.in_xla and names:
         raise error_texts.cannot_compile(
             "XLA has to know how many rows replicas exchange. Here only values "
             f"tell, as in {', '.join(names)}."

@@ -105,11 +105,9 @@ def _product(sizes: Sequence[Any]) -> Any:
 
 def on_host() -> contextlib.AbstractContextManager:
     """Keeps computations with a few integers from a replica's GPU."""
-    if steps.current() is None or in_xla():
-        return contextlib.nullcontext()
-    if current_strategy().devices[0].kind != "GPU":
-        return contextlib.nullcontext()
-    return tf.device("CPU:0")
+    in_graph = steps.current() is not None and not in_xla()
+    on_gpu = in_graph and current_strategy().devices[0].kind == "GPU"
+    return tf.device("CPU:0") if on_gpu else contextlib.nullcontext()
 
 
 def draw(original: Callable, *args: Any, **kwargs: Any) -> tf.Tensor:

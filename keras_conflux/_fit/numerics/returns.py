@@ -300,15 +300,12 @@ def _merged(leaves: list, role: str, fractions: list, sizes: list) -> Any:
     if role == "mean":
         tensors = map(tf.convert_to_tensor, leaves)
         return tf.add_n([*map(dtypes.weighted, tensors, fractions)])
-    return rows.joined(
-        [
-            leaf if size is None else _if_any(leaf, size)
-            for leaf, size in zip(leaves, sizes, strict=True)
-        ]
-    )
+    return rows.joined([*map(_if_any, leaves, sizes)])
 
 
-def _if_any(leaf: Any, size: tf.Tensor) -> Any:
+def _if_any(leaf: Any, size: tf.Tensor | None) -> Any:
     """Returns a replica's rows, if they are not of a stand-in for samples."""
+    if size is None:
+        return leaf
     length = tf.cast(rows.length_of(leaf), tf.int64)
     return rows.take(leaf, tf.zeros_like(length), tf.sign(size) * length)

@@ -31,7 +31,13 @@ def check(count: int) -> Passed:
     except kc.DeviceError as error:
         again = f"keras-conflux check --devices {len(gpus)}"
         raise Wrong(str(error), again) from None
-    _refuse_other_kinds({device.name for device in devices})
+    names = {device.name for device in devices}
+    if len(names) > 1:
+        raise Wrong(
+            f"the GPUs are not of one kind: {', '.join(sorted(names))}",
+            "CUDA_VISIBLE_DEVICES=... with GPUs of one kind: all wait for the "
+            "slowest",
+        )
     for device in devices:
         _multiply(device)
     kind = devices[0].kind.replace("CPU", "logical CPU device")
@@ -60,15 +66,6 @@ def _multiply(device: str) -> None:
             "product of matrices wrongly",
             "nvidia-smi -q -d ECC,PAGE_RETIREMENT, and leave this GPU out "
             "with CUDA_VISIBLE_DEVICES",
-        )
-
-
-def _refuse_other_kinds(names: set[str]) -> None:
-    if len(names) > 1:
-        raise Wrong(
-            f"the GPUs are not of one kind: {', '.join(sorted(names))}",
-            "CUDA_VISIBLE_DEVICES=... with GPUs of one kind: all wait for the "
-            "slowest",
         )
 
 
