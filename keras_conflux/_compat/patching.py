@@ -42,8 +42,7 @@ def patch(point: ListedName, replacement: Callable[..., Any]) -> None:
     def dispatcher(*args: Any, **kwargs: Any) -> Any:
         return replacement(original, *args, **kwargs)
 
-    is_property = isinstance(found, property)
-    new = property(dispatcher) if is_property else dispatcher
+    new = property(dispatcher) if isinstance(found, property) else dispatcher
     if getattr(original, "__code__", None) is _code_of_filter():
         new = traceback_utils.filter_traceback(dispatcher)
     setattr(owner, point.attribute, new)

@@ -33,7 +33,6 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import whole_batch_strategy
 from keras_conflux._replication.replicas import Replicas
-from keras_conflux._replication.steps import UserReductions
 from keras_conflux._replication.strategy import current_strategy
 
 KerasVariables: TypeAlias = (
@@ -368,7 +367,7 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
         result = call(first, *weight)
         step, of_fit = steps.current(), steps.current_fit_step()
         if step is not None:
-            UserReductions.of(step).add(result)
+            steps.UserReductions.of(step).add(result)
         if of_fit is not None:
             made = steps.symbolic(trees.flatten(result))
             given = steps.symbolic(trees.flatten([first, *weight]))

@@ -55,8 +55,7 @@ class Means(steps.Part):
         known = reductions.operations()
         found = [x.op for x in steps.symbolic(trees.flatten(tree))]
         if weight is None:
-            depends = walks.depends_on(found, known)
-            self.are_of_parts |= not known or not depends
+            self.are_of_parts |= not known or not walks.depends_on(found, known)
         else:
             if isinstance(weight, int | float):
                 self.numbers.append(weight)

@@ -16,7 +16,6 @@ from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._common import errors
 from keras_conflux._common import trees
-from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
@@ -25,7 +24,6 @@ from keras_conflux._fit import first_process
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import calls
 from keras_conflux._fit.input.calls import KerasCall
-from keras_conflux._fit.input.calls import observers
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import use_plan
 from keras_conflux._fit.input.measurements import Measurements
@@ -36,7 +34,6 @@ from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication import traced_functions
-from keras_conflux._replication.common_state import agree_on_assigned
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.running import running
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -70,7 +67,7 @@ def resolve_auto_jit_compile(original: Callable, model: Any) -> bool:
 def fit(*args: Any, **kwargs: Any) -> Any:
     """Runs many steps per execution, if no callback minds."""
     call = KerasCall("fit", *args, **kwargs)
-    return observers[-1].fit(call, lambda: _fit(call))
+    return calls.observers[-1].fit(call, lambda: _fit(call))
 
 
 def _fit(call: KerasCall) -> Any:
@@ -113,7 +110,7 @@ def _run(call: KerasCall) -> tuple[ExecutionPlan | None, Any]:
         if fits_with_others:
             common_state.agree_on_state(model, begin, has_variables=False)
         elif spans_processes:
-            agree_on_assigned(begin, lambda: model.weights)
+            common_state.agree_on_assigned(begin, lambda: model.weights)
         if call.name == "predict":
             plan = ExecutionPlan.of(model, strategy)
         else:
@@ -246,7 +243,7 @@ def _is_outdated(function: Any, model: keras.Model) -> bool:
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
     """Returns a model's strategy, after replicating its new parts."""
     if in_replica():
-        raise StrategyError(
+        raise errors.StrategyError(
             f"{model.name}: `fit`, `evaluate` and `predict` run a step on each "
             "device themselves. Call them outside of a `withdevices` step."
         )
@@ -270,4 +267,4 @@ def _refuse_stateful(model: keras.Model, received: str) -> None:
     layers = keras_models.all_layers(model)
     refused = combinations.refusal_of_states(layers, received)
     if refused:
-        raise StrategyError(f"{model.name}: {refused}")
+        raise errors.StrategyError(f"{model.name}: {refused}")

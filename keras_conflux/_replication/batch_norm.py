@@ -86,6 +86,5 @@ def log_if_unsynchronized(layer: Any, training: Any = None, **_: Any) -> None:
 
 def unsynchronized(target: Any) -> list[keras.layers.BatchNormalization]:
     """Returns the layers that normalize by the samples of a part of a batch."""
-    kind = keras.layers.BatchNormalization
-    found = state.stateful_objects(target, kind)
+    found = state.stateful_objects(target, keras.layers.BatchNormalization)
     return [each for each in found if not each.synchronized]

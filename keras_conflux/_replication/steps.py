@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.contexts import having
-from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat.tensorflow_tracing import ranks_asked_in
 from keras_conflux._graphs import walks
@@ -198,7 +197,7 @@ class UserReductions(Part):
         self._graph = tf.compat.v1.get_default_graph()
         self._asked = ranks_asked_in(self._graph)
 
-    def add(self, tree: Tree) -> None:
+    def add(self, tree: trees.Tree) -> None:
         """Notes the result of one."""
         self._leaves.extend(trees.flatten(tree))
 

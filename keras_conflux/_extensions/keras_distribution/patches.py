@@ -10,7 +10,6 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import patching
-from keras_conflux._compat.patching import patch_all
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.keras_distribution import compat
@@ -55,7 +54,7 @@ def install() -> None:
         num_processes=process_count,
         process_id=process_index,
     )
-    patch_all(DOORS)
-    patching.when_used(functools.partial(patch_all, PATCHES))
+    patching.patch_all(DOORS)
+    patching.when_used(functools.partial(patching.patch_all, PATCHES))
     if keras.distribution.distribution() is not None:
         patching.begin()

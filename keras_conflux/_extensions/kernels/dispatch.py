@@ -22,7 +22,6 @@ from keras_conflux._extensions.kernels.fused import Fused
 from keras_conflux._extensions.kernels.limits import Request
 from keras_conflux._extensions.kernels.limits import sizes
 from keras_conflux._replication import steps
-from keras_conflux._replication.steps import Step
 
 _log = logging.getLogger("keras_conflux")
 
@@ -34,15 +33,14 @@ def dot_product_attention(
     step = steps.current()
     found = None
     if step is not None and not tf.executing_eagerly():
-        request = Request(query, key, value, *args, **kw)
-        found = _fused(original, step, request)
+        found = _fused(original, step, Request(query, key, value, *args, **kw))
     if found is not None:
         return found
     return original(query, key, value, *args, **kw)
 
 
 def _fused(
-    composed: Callable[..., Any], step: Step, request: Request
+    composed: Callable[..., Any], step: steps.Step, request: Request
 ) -> tf.Tensor | None:
     """Returns fused attention, or `None` where Keras' own is to be used."""
     shape_of = CompiledShapes.of(step).shape_of
@@ -75,7 +73,7 @@ def _fused(
 
 
 def _note_rows(
-    step: Step, outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]
+    step: steps.Step, outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]
 ) -> None:
     """Marks the kinds of outputs, which the graph shows as of some module."""
     if step.kinds is None:

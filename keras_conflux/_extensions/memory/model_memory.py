@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from keras_conflux._common import arguments
 from keras_conflux._common import trees
-from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import versions
@@ -116,7 +115,7 @@ class Memory:
 
 
 def memory(
-    model: keras.Model, batch: Tree = None, *, devices: int | None = None
+    model: keras.Model, batch: trees.Tree = None, *, devices: int | None = None
 ) -> Memory:
     """Returns the memory of a model on each device, also with `shard=`.
 
@@ -217,7 +216,7 @@ def _of_each_shard(
 
 
 def _step(
-    model: keras.Model, batch: Tree, devices: int, device: str
+    model: keras.Model, batch: trees.Tree, devices: int, device: str
 ) -> tuple[int | None, str | None]:
     """Returns the bytes of a step, or why they are not known."""
     if not getattr(model, "compiled", False):

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._common import trees
-from keras_conflux._common.trees import Tree
 from keras_conflux._extensions.memory import compat
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import outside_of_strategies
@@ -33,7 +32,7 @@ def turns_that_fit(
 
 
 def bytes_of_step(
-    model: keras.Model, batch: Tree, devices: int, device: str
+    model: keras.Model, batch: trees.Tree, devices: int, device: str
 ) -> int | None:
     """Returns the bytes of a step on each device, without its variables."""
     specs = trees.map_leaves(lambda leaf: _spec(leaf, devices), batch)

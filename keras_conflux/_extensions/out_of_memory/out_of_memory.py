@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from keras_conflux._common import arguments
 from keras_conflux._common import trees
-from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._custom_loops.given import P
@@ -152,8 +151,7 @@ def _without_collectives(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @tf.autograph.experimental.do_not_convert
 def _calls() -> int:
-    strategy = tf.distribute.get_strategy()
-    return strategy.communicator.called(replica_index())[0]
+    return tf.distribute.get_strategy().communicator.called(replica_index())[0]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -165,7 +163,7 @@ def _refuse(name: str) -> None:
     )
 
 
-def _describe(arguments: Tree) -> str:
+def _describe(arguments: trees.Tree) -> str:
     parts = trees.flatten(arguments)
     parts = [part[0] if isinstance(part, Replicas) else part for part in parts]
     return ", ".join(

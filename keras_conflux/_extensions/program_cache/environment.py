@@ -109,6 +109,5 @@ def _in_files(folder: pathlib.Path) -> tuple[set[str], str]:
 
 def _by_nvidia_smi() -> tuple[set[str], str]:
     asked = "--query-gpu=driver_version,name", "--format=csv,noheader"
-    listed = nvidia_smi(*asked)
-    rows = [line.partition(", ") for line in listed.splitlines()]
+    rows = [line.partition(", ") for line in nvidia_smi(*asked).splitlines()]
     return {name for _, _, name in rows}, rows[0][0] if rows else ""

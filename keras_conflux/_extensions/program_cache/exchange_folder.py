@@ -17,7 +17,6 @@ from collections.abc import MutableMapping
 
 from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache import folders
-from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 
 FOLDER_PREFIX = "keras_conflux_exchange-"
 """How the folders begin that this package names in flags."""
@@ -80,11 +79,11 @@ def assert_no_flags(environ: MutableMapping[str, str]) -> None:
     """Raises if the user's own flags leave none to be added."""
     given = environ.get(_TENSORFLOW, "").strip()
     if given and not given.startswith("-"):
-        raise CacheUnavailable(
+        raise folders.CacheUnavailable(
             f"{_TENSORFLOW} names a file of flags, to which none can be added"
         )
     if "tf_xla_persistent_cache" in given:
-        raise CacheUnavailable(
+        raise folders.CacheUnavailable(
             f"{_TENSORFLOW} names a cache of its own", is_expected=True
         )
 

@@ -40,8 +40,6 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import has_samples
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.steps import Part
-from keras_conflux._replication.steps import Step
 
 AHEAD = 1
 """How many units earlier than they are read weights may be gathered."""
@@ -112,7 +110,7 @@ class _Unit:
     parts: Sequence[tf.Tensor] = ()
     whole: Sequence[tf.Tensor] = ()
 
-    def gather(self, step: Step, after: Sequence[tf.Tensor]) -> None:
+    def gather(self, step: steps.Step, after: Sequence[tf.Tensor]) -> None:
         """Gathers them, once some tensors are known."""
 
         @tf.custom_gradient
@@ -173,10 +171,10 @@ class _Unit:
         return replica_collectives().scattered(flats, wide) if where else []
 
 
-class GatheredWeights(Part):
+class GatheredWeights(steps.Part):
     """The weights that a step has gathered."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: steps.Step) -> None:
         super().__init__(step)
         self._units: list[_Unit] = []
         self._planned: dict[int, _Unit] | None = None

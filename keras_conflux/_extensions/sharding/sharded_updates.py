@@ -32,11 +32,10 @@ from keras_conflux._replication.replica_context import has_samples
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 
 
-class ShardedUpdates(Part):
+class ShardedUpdates(steps.Part):
     """The updates of an optimizer in a step, part by part."""
 
     def __init__(self, step: Step) -> None:
@@ -177,8 +176,7 @@ class ShardedUpdates(Part):
                 rest.append((g, variable))
                 continue
             backing = keras_variables.backing(variable)
-            index = keras_optimizers.index_of(optimizer, backing)
-            kept = together[index]
+            kept = together[keras_optimizers.index_of(optimizer, backing)]
             found = [None if x is None else self._read(x, layout) for x in kept]
             new = shared.of(g, kept, found)
             for each, value in zip(kept, new, strict=True):

@@ -23,7 +23,6 @@ from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import rewriting
 from keras_conflux._graphs import walks
-from keras_conflux._graphs.effects import HARMLESS
 from keras_conflux._graphs.effects import Effect
 from keras_conflux._graphs.effects import effect_of
 
@@ -325,7 +324,7 @@ class _Runner:
     def _note(self, operations: list[tf.Operation]) -> None:
         """Raises if an operation that has run would have another result."""
         for each in operations:
-            if effect_of(each) & ~HARMLESS:
+            if effect_of(each) & ~effects.HARMLESS:
                 if each in self._has_run:
                     raise CannotRunInTurns(each, _RUNS_AGAIN)
                 self._has_run.add(each)
@@ -446,5 +445,5 @@ def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
 def _must_run(operation: tf.Operation, compiled: bool) -> bool:
     """Whether an operation has to run even if nothing uses its results."""
     # XLA leaves assertions out, and loops cannot be given their texts.
-    passive = HARMLESS if compiled else Effect.READS
+    passive = effects.HARMLESS if compiled else Effect.READS
     return bool(effect_of(operation) & ~passive)

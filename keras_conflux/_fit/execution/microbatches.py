@@ -19,8 +19,6 @@ from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.execution import graph_in_turns
-from keras_conflux._fit.execution.graph_in_turns import CannotRunInTurns
-from keras_conflux._fit.execution.graph_in_turns import Cut
 from keras_conflux._fit.execution.graph_in_turns import TracedTurn
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.input.device_batches import batch_fractions
@@ -30,7 +28,6 @@ from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
-from keras_conflux._replication.steps import Step
 
 
 class TracedTurns:
@@ -54,7 +51,7 @@ class TracedTurns:
         collectives = replica_collectives()
         self.size = collectives.count * count
         self.on_gpu = collectives.on_gpu or compiled  # rows are added up
-        self.cuts: list[Cut] = []
+        self.cuts: list[graph_in_turns.Cut] = []
         self._graph: Any = None
 
     @property
@@ -103,7 +100,7 @@ class TracedTurns:
         step = steps.current()
         if step is not None and step.kinds is not None:
             step.kinds.mark_equal([value])
-        self.cuts.append(Cut(value, op, stays_here))
+        self.cuts.append(graph_in_turns.Cut(value, op, stays_here))
         return value
 
 
@@ -159,7 +156,7 @@ def run_in_turns(
     flat = tf.nest.flatten(signature, expand_composites=True)
     given = graph.inputs[: len(flat)]
     try:
-        with steps.entered(Step(name, compiled=compiled)):
+        with steps.entered(steps.Step(name, compiled=compiled)):
             outputs = graph_in_turns.run(
                 TracedTurn(graph, given, turns.cuts, graph.outputs),
                 count,
@@ -167,7 +164,7 @@ def run_in_turns(
                 replica_collectives().all_reduce,
                 compiled is not None,
             )
-    except CannotRunInTurns as error:
+    except graph_in_turns.CannotRunInTurns as error:
         operation, reason = error.args
         raise NotImplementedError(
             f"{name}: with `microbatches=` a replica runs a step in turns, "
@@ -209,7 +206,7 @@ class _Even:
 
 
 def _rank(compiled: CompiledStep) -> Any:
-    with steps.entered(Step("turns", compiled=compiled)):
+    with steps.entered(steps.Step("turns", compiled=compiled)):
         return rank_as_tensor()
 
 

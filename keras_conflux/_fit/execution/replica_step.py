@@ -36,8 +36,6 @@ from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication import sums
 from keras_conflux._replication.common_program import CommonProgram
-from keras_conflux._replication.steps import CompiledStep
-from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step
 
 
@@ -96,9 +94,9 @@ class ReplicaStep:
         self,
         shard: Tree,
         fraction: Any,
-        place: Callable[[], Place],
+        place: Callable[[], steps.Place],
         size: Any,
-        compiled: CompiledStep | None = None,
+        compiled: steps.CompiledStep | None = None,
         turns: TracedTurns | None = None,
     ) -> Tree:
         """Traces a step, of a replica or of one of its turns.

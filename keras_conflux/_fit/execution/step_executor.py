@@ -19,9 +19,6 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import errors
 from keras_conflux._common import trees
-from keras_conflux._common.errors import ConfluxError
-from keras_conflux._common.errors import StepTimeoutError
-from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.notices import tell
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
@@ -72,8 +69,7 @@ class StepExecutor:
         if step.runs_in_turns and not plan.eager:
             step.turns = plan.turns
         self._graph = GraphProgram(step, plan.strategy)
-        limit = model.steps_per_execution
-        self._xla = XlaProgram(step, plan.strategy, limit)
+        self._xla = XlaProgram(step, plan.strategy, model.steps_per_execution)
         self._may_compile = plan.compiled
         self._name = f"{step.of} of {model.name}"
         self._calls = 0
@@ -113,7 +109,7 @@ class StepExecutor:
                         )
                 promotion.give_back_seed()
                 return result
-            except (StepTimeoutError, StepAbandoned):
+            except (errors.StepTimeoutError, StepAbandoned):
                 raise  # a program still runs; all else would wait for it
             except BaseException:
                 if not self._strategy.communicator.spans_processes:
@@ -158,7 +154,7 @@ class StepExecutor:
             except tf.errors.InvalidArgumentError as error:
                 self._note_sizes(error, batch.sizes)
                 raise
-            except ConfluxError:
+            except errors.ConfluxError:
                 raise
             except (AttributeError, TypeError, ValueError) as error:
                 is_open = needs or not batch.sizes_are_known
@@ -168,7 +164,7 @@ class StepExecutor:
                 needs = error
 
     def _refuse(self, counted: str, needs: Exception | None) -> None:
-        raise StrategyError(
+        raise errors.StrategyError(
             f"{self._model.name}: a step {counted}. A constant there "
             "may be the number of the samples of one replica, and the step "
             "cannot be traced for any number of samples: "

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
-from keras_conflux._common.trees import Tree
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.input.host_to_device import batch_at
 from keras_conflux._fit.input.measurements import Measurements
@@ -26,7 +25,7 @@ class Batch:
     sizes: tuple[int, ...]
     """Per replica of all processes, how many of the samples it has; may be 0.
     """
-    specs: list[Tree]
+    specs: list[trees.Tree]
     """Per replica of this process, the `tf.TypeSpec`s of its program."""
     steps: int = 1
     """The number of global batches."""
@@ -48,7 +47,7 @@ class Batch:
         return all(map(specs.sizes_are_known, self.specs))
 
     @property
-    def whole_specs(self) -> Tree:
+    def whole_specs(self) -> trees.Tree:
         """The specs of the global batch."""
         return specs.specs_of_whole(self.specs[0], len(self.sizes))
 

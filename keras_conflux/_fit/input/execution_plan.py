@@ -82,8 +82,7 @@ class ExecutionPlan:
         chooses = plan.compiled and not any(map(needs_every_batch, callbacks))
         if strategy.communicator.spans_processes:
             chooses = chooses and not plan.is_local
-            all_choose = all_gather_json(f"steps of {model.name}", chooses)
-            chooses = all(all_choose)
+            chooses = all(all_gather_json(f"steps of {model.name}", chooses))
         weakly = weakref.ref(model)  # which holds the iterators that follow it
         return dataclasses.replace(
             plan,

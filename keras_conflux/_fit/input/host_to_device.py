@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from keras_conflux._common import rows
 from keras_conflux._common import trees
-from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import short_name
@@ -117,7 +116,7 @@ def _spec_of_any_number(stack: tf.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec([None, *stack.shape[1:]], stack.dtype)
 
 
-def size_in_bytes(batch: Tree) -> int:
+def size_in_bytes(batch: trees.Tree) -> int:
     """Returns how much memory the arrays and tensors of a batch take."""
     leaves = tf.nest.flatten(batch, expand_composites=True)
     return sum(trees.bytes_of(x) for x in leaves if hasattr(x, "dtype"))

@@ -31,13 +31,11 @@ from keras_conflux._fit.numerics.drawn_rows import OfConstant
 from keras_conflux._fit.numerics.drawn_rows import sizes_of
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
-from keras_conflux._fit.numerics.random_operations import Sampler
 from keras_conflux._fit.numerics.writes import not_recording
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.steps import Step
 
 # Seeds count up from a seed of the user's; replicas must not meet each other's.
 _STRIDE = 1_000_003
@@ -46,7 +44,7 @@ _STRIDE = 1_000_003
 class Draws(Exit):
     """The random numbers that a step draws."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: steps.Step) -> None:
         super().__init__(step)
         self._takes_rows: bool | None = None
         """Whether `keras.random`, if it draws, draws rows by a seed."""
@@ -179,7 +177,7 @@ def operation(original: Callable, *args: Any, **kwargs: Any) -> tf.Tensor:
         return random_operations.draw(original, *args, **kwargs)
     given = _bound(original, args, kwargs)
     del given["shape"]
-    return draws.rows.drawn(Sampler(original, given))
+    return draws.rows.drawn(random_operations.Sampler(original, given))
 
 
 def _bound(original: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -281,7 +279,7 @@ def _draws() -> Draws | None:
     return Draws.of(step) if replica_collectives().count > 1 else None
 
 
-def _warn_of(name: str, step: Step) -> None:
+def _warn_of(name: str, step: steps.Step) -> None:
     scope = re.sub(r"^replica_\d+/", "", tf.get_current_name_scope())
     step.warn_once(
         f"draws {name}",

@@ -15,8 +15,6 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import steps
-from keras_conflux._replication.steps import Part
-from keras_conflux._replication.steps import Step
 
 
 def while_loop(
@@ -58,7 +56,7 @@ def while_loop(
     return original(traced_cond, traced_body, loop_vars, *args, **kwargs)
 
 
-class Loops(Part):
+class Loops(steps.Part):
     """The loops around the graph that a step traces now."""
 
     over_samples = False
@@ -68,7 +66,7 @@ class Loops(Part):
 class _Loop:
     """The facts about a loop, of which the initial values have some kinds."""
 
-    def __init__(self, step: Step, kinds: list[Kind]) -> None:
+    def __init__(self, step: steps.Step, kinds: list[Kind]) -> None:
         self.may_be_over_samples = step.kinds.is_blind
         self._step = step
         self._kinds = kinds
@@ -139,10 +137,10 @@ def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
         return original(own, *args, **kwargs)
 
 
-class _Functions(Part):
+class _Functions(steps.Part):
     """The functions that a step calls in place of the program's."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: steps.Step) -> None:
         super().__init__(step)
         self._own: dict[Any, Any] = {}
         self._known: list[Any] = []

@@ -29,7 +29,6 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import has_samples
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 
 
@@ -71,7 +70,7 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     return keras.tree.map_structure(of_one_device, outputs)
 
 
-class Layers(Part):
+class Layers(steps.Part):
     """The layers that a step calls."""
 
     def __init__(self, step: Step) -> None:

@@ -14,7 +14,6 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.steps import Step
 
 
 def to_tensor(
@@ -92,7 +91,7 @@ def _given_sizes(
     ]
 
 
-def _may_exchange(what: str, argument: str, step: Step) -> bool:
+def _may_exchange(what: str, argument: str, step: steps.Step) -> bool:
     """Whether replicas meet here, which they may not in a branch or loop."""
     if replica_collectives().count == 1:
         return False
@@ -107,7 +106,7 @@ def _may_exchange(what: str, argument: str, step: Step) -> bool:
     return False
 
 
-def _longest(lengths: tf.Tensor, step: Step, of_rows: bool) -> tf.Tensor:
+def _longest(lengths: tf.Tensor, step: steps.Step, of_rows: bool) -> tf.Tensor:
     """Returns the greatest length of one device, without stand-ins.
 
     It is of samples, or of a tensor that one device makes of all of them.

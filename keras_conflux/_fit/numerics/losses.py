@@ -21,7 +21,6 @@ from keras_conflux._batch_analysis import rows
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics import warnings
 from keras_conflux._fit.numerics.returns import Logs
-from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
@@ -172,7 +171,7 @@ def update_mean(
     Logs.of(step).note_metric(metric)
     values = keras_variables.as_tensor(values)
     if kind_by_trial(values, step.kinds).role is Role.OPAQUE:
-        unclear = UnclearLosses.of(step)
+        unclear = warnings.UnclearLosses.of(step)
         if not unclear.lead_to(values):
             warnings.warn_of_unknown_values(
                 step,
