@@ -160,8 +160,7 @@ def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
 
 def one_of_rows(one: Kind, other: Kind) -> Kind:
     """Returns the kind of one of two, as all replicas choose alike."""
-    order = list(Entries)
-    entries = max(one.entries, other.entries, key=order.index)
+    entries = max(one.entries, other.entries, key=list(Entries).index)
     one, other = one.with_entries(entries), other.with_entries(entries)
     if one == other and one.blocks == 1:
         return one

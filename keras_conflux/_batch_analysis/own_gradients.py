@@ -203,5 +203,4 @@ class _Kinds:
             return shown.is_out_of_order or shown.axis != kind.axis
         if kind == EQUAL or kind.axis != 0:
             raise NotDerivable(slope.name)
-        found = rows_by_trial(slope, self._kinds, self._given, False)
-        return found is None
+        return rows_by_trial(slope, self._kinds, self._given, False) is None

@@ -518,8 +518,7 @@ def _devices_of(values: tuple[Tree, ...]) -> tuple[Device, ...]:
     """Returns the devices of the trees, or the first ones if some share."""
     found = []
     for tree in values:
-        devices = [device_of_leaf(leaf) for leaf in trees.flatten(tree)]
-        on = {device for device in devices if device is not None}
+        on = {*map(device_of_leaf, trees.flatten(tree))} - {None}
         found.append(on.pop() if len(on) == 1 else None)
     if None not in found and len(set(found)) == len(values):
         return tuple(found)

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._common import trees
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_xla
 from keras_conflux._compat.tensorflow_xla import type_name
@@ -69,7 +70,7 @@ def forward(
     batch, length, heads, _ = queries.shape
     statistics = (batch, heads, length), tf.float32
     results = [_heads_first(queries), statistics]
-    operands = [queries, keys, values, *_present(bias)]
+    operands = trees.present([queries, keys, values, bias])
     products = {
         "bmm1_dot_dimension_numbers": _product(3, 3),
         "bmm2_dot_dimension_numbers": _product(3, 1, 1, 2),
@@ -90,8 +91,8 @@ def backward(
 ) -> list[tf.Tensor]:
     """Returns the gradients of queries, keys and values; see `forward`."""
     results = [_heads_first(each) for each in (queries, keys, values)]
-    operands = [queries, keys, values, statistics, upstream]
-    operands += [*_present(bias), output]
+    given = [queries, keys, values, statistics, upstream, bias, output]
+    operands = trees.present(given)
     products = {
         "bmm1_grad_gemm1_dot_dimension_numbers": _product(2, 1, 1, 2),
         "bmm1_grad_gemm2_dot_dimension_numbers": _product(3, 1, 1, 2),
@@ -100,10 +101,6 @@ def backward(
     }
     config = _config(queries, keys, form, products)
     return _call(_target(bias) + "Backward", operands, results, config)
-
-
-def _present(bias: tf.Tensor | None) -> list[tf.Tensor]:
-    return [] if bias is None else [bias]
 
 
 def _target(bias: tf.Tensor | None) -> str:

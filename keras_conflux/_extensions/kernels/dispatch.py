@@ -34,9 +34,7 @@ def dot_product_attention(
     found = None
     if step is not None and not tf.executing_eagerly():
         found = _fused(original, step, Request(query, key, value, *args, **kw))
-    if found is not None:
-        return found
-    return original(query, key, value, *args, **kw)
+    return original(query, key, value, *args, **kw) if found is None else found
 
 
 def _fused(

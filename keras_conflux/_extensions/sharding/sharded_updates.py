@@ -182,10 +182,13 @@ class ShardedUpdates(steps.Part):
             for each, value in zip(kept, new, strict=True):
                 if each is None or value is None:
                     continue
-                if self.by_parts and not state.is_in_parts(each):
+                is_cut = state.is_in_parts(each)
+                if self.by_parts and not is_cut:
                     cut.append((state.own_copy(each), layout, value))
+                elif is_cut and not self.by_parts:
+                    keras_variables.backing(each).assign(value)
                 else:
-                    self._write(each, value)
+                    given_tensors.overwrite(state.own_copy(each), value)
         given_tensors.update_rest(original, optimizer, rest, learning_rate)
         _write_whole(cut)
 
@@ -208,12 +211,6 @@ class ShardedUpdates(steps.Part):
             return backing.part.value()
         whole = tf.convert_to_tensor(backing)
         return layout.part_of(whole, rank_as_tensor())
-
-    def _write(self, variable: keras.Variable, value: tf.Tensor) -> None:
-        if self.by_parts or not state.is_in_parts(variable):
-            given_tensors.overwrite(state.own_copy(variable), value)
-        else:
-            keras_variables.backing(variable).assign(value)
 
 
 def layouts_of(variables: Sequence[Any]) -> list[Layout | None]:

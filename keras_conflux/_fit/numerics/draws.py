@@ -112,10 +112,7 @@ class Draws(Exit):
                     rows = rows.by_sample()
             given = None if of_rows else rows
             with having(self, _takes_rows=True, rows=given):
-                if of_rows is None or rows is None:
-                    drawn = function()
-                else:
-                    drawn = of_rows(rows)
+                drawn = of_rows(rows) if of_rows and rows else function()
         except NotDerivable as reason:
             if isinstance(seed, int) and isinstance(reason, OfConstant):
                 self._counted = "draws random numbers of an integer seed"
