@@ -21,6 +21,7 @@ from keras_conflux._batch_analysis.derivation import (
 from keras_conflux._batch_analysis.derivation import (
     derivation_of as derivation_of,
 )
+from keras_conflux._batch_analysis.drawn import DRAWING as DRAWING
 from keras_conflux._batch_analysis.kinds import COUNT as COUNT
 from keras_conflux._batch_analysis.kinds import COUNTED as COUNTED
 from keras_conflux._batch_analysis.kinds import DERIVED as DERIVED
@@ -41,9 +42,10 @@ from keras_conflux._batch_analysis.own_draws import (
 from keras_conflux._batch_analysis.own_gradients import (
     OwnGradients as OwnGradients,
 )
+from keras_conflux._batch_analysis.rules import CODE as CODE
 from keras_conflux._batch_analysis.rules import (
     sources_of_entries as sources_of_entries,
 )
-from keras_conflux._batch_analysis.trial import draws_numbers as draws_numbers
 from keras_conflux._batch_analysis.trial import kind_by_trial as kind_by_trial
 from keras_conflux._batch_analysis.trial import rows_by_trial as rows_by_trial
+from keras_conflux._batch_analysis.trial import uses as uses

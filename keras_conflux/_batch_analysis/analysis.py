@@ -164,10 +164,11 @@ class KindInference:
         values = self._all_written(handle)
         return {self._graphs[id(value.graph)].of(value) for value in values}
 
-    def turns_alike(self, loop: tf.Operation) -> bool:
-        """Whether a loop has as many turns on each replica."""
-        inputs = [self.of(tensor) for tensor in loop.inputs]
-        return control_flow.turns_alike(loop, inputs, rules.kinds_of_outputs)
+    def chooses_alike(self, operation: tf.Operation) -> bool:
+        """Whether replicas choose one branch, or as many turns of a loop."""
+        inputs = [self.of(tensor) for tensor in operation.inputs]
+        follow = rules.kinds_of_outputs
+        return control_flow.chooses_alike(operation, inputs, follow)
 
     def _read(self, graph: Any) -> "_GraphReader":
         self.notice(graph)

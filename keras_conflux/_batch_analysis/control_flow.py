@@ -75,19 +75,22 @@ def of_loop(
     operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
 ) -> list[Kind]:
     """Follows the kinds through a loop."""
-    kinds = _of_turns(operation, inputs, kinds_of)
+    kinds = of_turns(operation, inputs, kinds_of)
     if kinds is None:
         return [OPAQUE] * len(operation.outputs)
     alike = _goes_on_alike(operation, kinds, kinds_of)
     return kinds if alike else _chosen(kinds)
 
 
-def turns_alike(
+def chooses_alike(
     operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
 ) -> bool:
-    """Whether a loop has as many turns on each replica."""
-    kinds = _of_turns(operation, inputs, kinds_of)
-    return kinds is not None and _goes_on_alike(operation, kinds, kinds_of)
+    """Whether replicas choose one branch, or as many turns of a loop."""
+    if operation.type in bodies.LOOPS:
+        kinds = of_turns(operation, inputs, kinds_of)
+        return kinds is not None and _goes_on_alike(operation, kinds, kinds_of)
+    chooses = operation.type in bodies.BRANCHES | bodies.CASES
+    return not chooses or inputs[0] == EQUAL
 
 
 def _goes_on_alike(
@@ -96,7 +99,7 @@ def _goes_on_alike(
     return _of_body(_body(operation, "cond"), kinds, kinds_of) == [EQUAL]
 
 
-def _of_turns(
+def of_turns(
     operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
 ) -> list[Kind] | None:
     """Follows the kinds through a loop.

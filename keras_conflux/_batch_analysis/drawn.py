@@ -79,3 +79,5 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "RandomShuffle": (Rule(always(RANDOM), SAME),),
     "RngReadAndSkip": (Rule(always(RANDOM), SAME, ...),),
 }
+DRAWING = frozenset(RULES)
+"""The types of operations that draw random numbers."""

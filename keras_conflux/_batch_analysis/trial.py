@@ -2,13 +2,13 @@
 
 import contextlib
 import itertools
+from collections.abc import Container
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import drawn
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import MAX_OPERATIONS
 from keras_conflux._batch_analysis.derivation import NotDerivable
@@ -25,12 +25,12 @@ from keras_conflux._graphs import walks
 
 _TRIALS = (
     *(((2, 3), 1), ((4, 1), 0.1), ((1, 4), 30), ((3, 2), None)),
-    *(((1, 2), 1), ((1, 1), 3), ((11, 6), 1)),
+    *(((1, 2), 1), ((1, 1), 3), ((11, 6), 1), ((4, 256), 1)),
 )
 """The numbers of samples of the parts, and the scale of their values. Positions
 of the best of few samples may all look the same to later operations."""
-_LARGE = 1 << 22
-"""Programs that compute more entries of a sample are run once."""
+_LARGE = 1 << 26
+"""Of programs that compute more entries of all samples, the first is run."""
 _SMALLEST_INTEGERS = (0, 1)
 """The integers of which one is drawn, or the next. They may be places, or
 numbers of steps, of which there is at least one."""
@@ -95,7 +95,7 @@ def rows_by_trial(
     program = TrialProgram(output, kinds, given, is_deep)
     results = _results(program)
     found = [_entries(result) for result in results]
-    if None in found or not _have_chosen(results):
+    if None in found or not _have_chosen(program, results):
         return None
     entries = found[0] if len({*found}) == 1 else None
     return Kind(Role.ROWS, entries=entries or Entries.VARYING)
@@ -114,7 +114,9 @@ def _statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
             if is_deep:
                 raise
             continue
-        for kind in (MEAN, TOTAL) if _have_chosen(results) else ():
+        if not _have_chosen(program, results):
+            continue
+        for kind in (MEAN, TOTAL):
             if all(_adds_up(each, kind) for each in results):
                 return kind
     return None
@@ -122,7 +124,8 @@ def _statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
 
 def _results(program: TrialProgram) -> list[Results]:
     """Returns the results of a program for samples on which it can run."""
-    trials = _TRIALS if program.entries <= _LARGE else _TRIALS[:1]
+    largest = _LARGE / max(1, program.entries)
+    trials = [x for x in _TRIALS if sum(x[0]) <= largest] or _TRIALS[:1]
     for smallest in _SMALLEST_INTEGERS:
         try:
             results = program.results(
@@ -141,8 +144,10 @@ def _results(program: TrialProgram) -> list[Results]:
     raise NotDerivable(program.name)
 
 
-def draws_numbers(output: tf.Tensor, given: Iterable[tf.Tensor]) -> bool:
-    """Whether random numbers are drawn between some tensors and a result."""
+def uses(
+    output: tf.Tensor, given: Iterable[tf.Tensor], types: Container[str]
+) -> bool:
+    """Whether operations of some types are between tensors and a result."""
     ends = {id(tensor) for tensor in given}
 
     def needed(tensors: Iterable[tf.Tensor]) -> list[tf.Operation]:
@@ -150,7 +155,7 @@ def draws_numbers(output: tf.Tensor, given: Iterable[tf.Tensor]) -> bool:
 
     walked = walks.walked(needed([output]), lambda x: needed(x.inputs))
     return any(
-        bodies.is_or_runs(operation, lambda each: each.type in drawn.RULES)
+        bodies.is_or_runs(operation, lambda each: each.type in types)
         for operation in itertools.islice(walked, MAX_OPERATIONS)
     )
 
@@ -179,14 +184,18 @@ def _entries(result: Results) -> Entries | None:
     return Entries.SAME if one == other else Entries.VARYING
 
 
-def _have_chosen(results: list[Results]) -> bool:
+def _have_chosen(program: TrialProgram, results: list[Results]) -> bool:
     """Whether parts have once chosen otherwise than the whole, in each choice.
 
-    Else random samples may all take one branch, or a loop's most turns.
+    Else random samples may all take one branch, or a loop's most turns. Each
+    comparison has to be true once, and false once.
     """
+    told = zip(*(each.told for each in results), strict=True)
     return all(
-        any(not np.array_equal(x[0], y) for x in choices for y in x)
-        for choices in zip(*(each.choices for each in results), strict=True)
+        any(not np.array_equal(x[0], y) for x in found for y in x)
+        if is_choice
+        else len({*np.concatenate([x[0] > 0 for x in found], None)}) == 2
+        for is_choice, found in zip(program.are_choices, told, strict=True)
     )
 
 

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import control_flow
 from keras_conflux._batch_analysis import drawn
+from keras_conflux._batch_analysis import rules
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.analysis import parts_of
 from keras_conflux._batch_analysis.derivation import NotDerivable
@@ -26,7 +28,11 @@ _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
 _NOT_TRIED = (*_READS, "XlaCallModule")
 """The operations that a trial cannot run, or need not."""
-_SIZES = ("Shape", "ShapeN", "Size")
+_COMPARISONS = (
+    *("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"),
+    *("IsFinite", "IsInf", "IsNan", "Relu"),
+)
+"""The operations by whose results others may leave values out."""
 _OPEN_SIZE = 3
 """The size of axes whose size is not known."""
 _Feed = dict[int, Any]
@@ -44,9 +50,9 @@ class Results(NamedTuple):
     """The results for the first ones of them, and for the others."""
     sizes: tuple[int, int]
     """The numbers of samples of the parts."""
-    choices: list[list[Any]]
-    """By place where samples choose, the choices of the whole and the parts:
-    conditions of branches, and numbers of a loop's turns."""
+    told: list[list[Any]]
+    """By place where samples choose or are compared, what the whole and the
+    parts find: conditions, and numbers of a loop's turns."""
 
 
 class RandomValues:
@@ -139,7 +145,7 @@ class TrialProgram:
         self._names: dict[int, str] = {}
         self._handed_on: dict[int, tf.Tensor] = {}
         self._assignments: list[tuple[tf.Tensor, list[int], Any]] = []
-        self._choices: list[tf.Tensor] = []
+        self._told: list[tuple[tf.Tensor, bool]] = []
         self._follow(output, kinds)
         self.entries = sum(
             of_a_sample(output)
@@ -166,8 +172,15 @@ class TrialProgram:
             rewriting.copy_to_other(given, copies, keeps_names=False)
         except ValueError as error:  # as a function that is not known
             raise NotDerivable(self.name) from error
-        chosen = [each for each in self._choices if self._is_by_values(each)]
-        needed = [output, *chosen]
+        sources = [tensor for tensor, _ in self._sources.values()]
+        self._told = [
+            (tensor, is_choice)
+            for tensor, is_choice in self._told  # by more than shapes
+            if walks.flows_past([tensor], sources, lambda _: False, {})
+        ]
+        self.are_choices = [is_choice for _, is_choice in self._told]
+        """Whether samples choose by what is told, or are compared."""
+        needed = [output, *(tensor for tensor, _ in self._told)]
         self._needed = [copies[id(self._behind(each))] for each in needed]
 
     def _behind(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -175,17 +188,6 @@ class TrialProgram:
         while id(tensor) in self._handed_on:
             tensor = self._handed_on[id(tensor)]
         return tensor
-
-    def _is_by_values(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor follows from more of the samples than a shape."""
-
-        def made_of(tensor: tf.Tensor) -> list[tf.Tensor]:
-            is_end = id(tensor) in self._sources or tensor.op.type in _SIZES
-            return [] if is_end else [*map(self._behind, tensor.op.inputs)]
-
-        found = walks.walked([self._behind(tensor)], made_of)
-        known = [self._sources[id(x)] for x in found if id(x) in self._sources]
-        return any(kind.role is Role.ROWS for _, kind in known)
 
     def _variable(self, handle: tf.Tensor) -> tf.Tensor:
         """Returns the handle of a variable like the one that one is of."""
@@ -225,7 +227,9 @@ class TrialProgram:
             if operation.type in _NOT_TRIED or not is_known:
                 raise NotDerivable(operation.name)
             self._operations[operation] = None
-            self._choices += _choice(operation, kinds)
+            self._told += [(x, True) for x in _choice(operation, kinds)]
+            if operation.type in _COMPARISONS:
+                self._told.append((operation.outputs[0], False))
             if len(self._operations) > _MAX_OPERATIONS:
                 raise NotDerivable(operation.name)
             waiting.extend(operation.inputs)
@@ -294,9 +298,9 @@ class TrialProgram:
             known = self._names.keys() & each
             feed = {self._names[key]: each[key] for key in known}
             found.append(session.run(self._needed, feed))
-        results, *chosen = zip(*found, strict=True)
-        choices = [[each[0], *each[3:]] for each in chosen]
-        return Results(results[0], results[1:3], results[3:], sizes, choices)
+        results, *others = zip(*found, strict=True)
+        told = [[each[0], *each[3:]] for each in others]
+        return Results(results[0], results[1:3], results[3:], sizes, told)
 
     def _drawn(self, values: RandomValues, count: int) -> _Feed:
         """Returns random values for the sources."""
@@ -335,15 +339,45 @@ class TrialProgram:
 
 
 def _choice(operation: tf.Operation, kinds: KindInference) -> list[tf.Tensor]:
-    """Returns what tells how samples choose a branch, or a loop's turns."""
-    if operation.type in bodies.LOOPS:
-        is_alike = kinds.turns_alike(operation)
-        return [] if is_alike else [operation.outputs[0]]  # it counts them
-    if operation.type not in bodies.BRANCHES | bodies.CASES:
+    """Returns what tells how samples choose a branch, or a loop's turns.
+
+    It raises `NotDerivable` for a choice inside of it, of which nothing tells.
+    """
+
+    def read(inner: tf.Operation, inputs: list[Kind]) -> list[Kind]:
+        if _chooses(inner, inputs):
+            raise NotDerivable(inner.name)
+        return rules.kinds_of_outputs(inner, inputs, inside=read)
+
+    inputs = [kinds.of(tensor) for tensor in operation.inputs]
+    is_loop = operation.type in bodies.LOOPS
+    if not is_loop or not _takes_samples_one_by_one(operation, inputs):
+        rules.kinds_of_outputs(operation, inputs, inside=read)
+    if not _chooses(operation, inputs):
         return []
-    condition = operation.inputs[0]
-    is_alike = kinds.of(condition).role in (Role.EQUAL, Role.RANDOM)
-    return [] if is_alike else [condition]
+    # A loop's first output counts its turns.
+    return [operation.outputs[0] if is_loop else operation.inputs[0]]
+
+
+def _chooses(operation: tf.Operation, inputs: list[Kind]) -> bool:
+    """Whether samples choose a branch, or the number of a loop's turns."""
+    follow = rules.kinds_of_outputs
+    if control_flow.chooses_alike(operation, inputs, follow):
+        return False
+    return inputs[0].role is not Role.RANDOM
+
+
+def _takes_samples_one_by_one(loop: tf.Operation, inputs: list[Kind]) -> bool:
+    """Whether all that a loop gets of samples is in lists, as in `tf.map_fn`.
+
+    Lists of rows have a time step of all samples in each element.
+    """
+    turns = control_flow.of_turns(loop, inputs, rules.kinds_of_outputs)
+    return turns is not None and all(
+        kind.role in (Role.EQUAL, Role.COUNT)
+        or (kind.role is Role.DERIVED and tensor.dtype == tf.variant)
+        for tensor, kind in zip(loop.inputs, turns, strict=True)
+    )
 
 
 def _handed_on(tensor: tf.Tensor) -> tf.Tensor | None:

@@ -22,6 +22,8 @@ from keras_conflux._batch_analysis import OwnGradients
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import rows_by_trial
 
+COUNTER = tf.Variable(0.0)
+"""The number of steps, as a warm-up counts them."""
 KERNEL = tf.reshape(tf.sin(tf.range(64.0)), [8, 8])
 SMALL = KERNEL[:4, :4]
 
@@ -84,7 +86,60 @@ def _halted(x):
     return found[1]
 
 
+def _damped(x, values):
+    """Returns smaller values if any sample is very large."""
+    return tf.cond(tf.reduce_any(x > 3e4), lambda: 0.1 * values, lambda: values)
+
+
+def _damped_in_turns(x):
+    return tf.while_loop(
+        lambda i, h: i < 3, lambda i, h: (i + 1, _damped(h, h + 1.0)), (0, x)
+    )[1]
+
+
+def _damped_by_a_sum(x):
+    """Adds samples up, one after another."""
+
+    def turn(before, row):
+        return before[0] + row[0], _damped(before[0], row)
+
+    first = tf.zeros([], x.dtype), tf.zeros_like(x[0])
+    return tf.scan(turn, x, first)[1]
+
+
+def _attended(x):
+    return tf.nn.softmax(x @ tf.transpose(x)) @ x
+
+
+def _filled_by_others(x):
+    missing = tf.math.is_nan(x)
+    filled = tf.where(missing, 0.0, x)
+    return tf.where(missing, _attended(filled), filled)
+
+
+def _attended_in_groups(x):
+    group = tf.cast(x[:, 0] * 100, tf.int32)
+    same = (group[:, None] == group) & (group > 9000)
+    same |= tf.eye(tf.shape(x)[0]) > 0
+    return tf.nn.softmax(tf.where(same, x @ tf.transpose(x), -1e9)) @ x
+
+
 MIXING = {
+    "later steps": lambda x: tf.where(
+        COUNTER.read_value() > 8, _attended(x), x
+    ),
+    "a gate": lambda x: x + tf.nn.relu(COUNTER.read_value() - 8) * _attended(x),
+    "missing values that others fill": _filled_by_others,
+    "groups": _attended_in_groups,
+    "large values in a function": tf.function(lambda x: _damped(x, x)),
+    "large values in turns": _damped_in_turns,
+    "large values for a sample": lambda x: tf.map_fn(
+        lambda row: _damped(x, row), x
+    ),
+    "large values of earlier samples": _damped_by_a_sum,
+    "a large batch": lambda x: tf.cond(
+        tf.shape(x)[0] > 99, lambda: 0.1 * x, lambda: x
+    ),
     "missing values": lambda x: tf.cond(
         tf.reduce_any(tf.math.is_nan(x)), lambda: tf.zeros_like(x), lambda: x
     ),
@@ -282,6 +337,12 @@ APART = {
     ),
     "ragged": _ragged,
     "turns until each has stopped": _halted,
+    "branches of each sample": lambda x: tf.map_fn(
+        lambda row: tf.cond(
+            row[0] > 0, lambda: row * KERNEL[0, 0], lambda: row
+        ),
+        x,
+    ),
     "branch of no samples": lambda x: tf.cond(
         tf.shape(x)[0] > 0, lambda: tf.tanh(x), lambda: x
     ),
@@ -295,7 +356,7 @@ def _is_apart(function):
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        kinds = KindInference([x], [], [])
+        kinds = KindInference([x], [], lambda handle: False)
         output = tf.convert_to_tensor(function(x))
         kind = kinds.of(output)
         if kind.role is Role.ROWS and not kind.is_out_of_order:
@@ -407,7 +468,7 @@ def test_a_trial_tells_how_many_rows_a_sample_has():
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        kinds = KindInference([x], [], [])
+        kinds = KindInference([x], [], lambda handle: False)
         found = [
             rows_by_trial(each, kinds, [x]).entries.name
             for each in (
@@ -455,7 +516,7 @@ def _does_gradient_mix(function, of_weights=False):
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        kinds = KindInference([x], [], [])
+        kinds = KindInference([x], [], lambda handle: False)
         output = x @ function(KERNEL) if of_weights else function(x)
         gradients = OwnGradients(kinds)
         (found,) = gradients.between([output], [x])
@@ -525,7 +586,7 @@ def test_a_gradient_in_a_loss_is_found_wherever_it_is(place):
         graph = tf.__internal__.FuncGraph("loss")
         with graph.as_default():
             x = tf.compat.v1.placeholder("float32", [None, 8])
-            kinds = KindInference([x], [], [])
+            kinds = KindInference([x], [], lambda handle: False)
             loss = tf.reduce_mean(PLACES[place](function, x))
             return id(loss) in OwnGradients(kinds).depending_on_mixed(loss)
 

@@ -171,10 +171,8 @@ class _Choice:
 
 
 def _is_run_by_all(call: tf.Operation, step: Step, repeated: bool) -> bool:
-    if call.type in bodies.LOOPS:
-        return repeated and step.kinds.turns_alike(call)
-    if call.type not in bodies.BRANCHES | bodies.CASES:
-        return True
-    if step.kinds.is_blind:
+    if call.type in bodies.LOOPS and not repeated:
+        return False
+    if call.type in bodies.BRANCHES | bodies.CASES and step.kinds.is_blind:
         return not step.kinds.depends_on_samples(call.inputs[0])
-    return step.kinds.of(call.inputs[0]) == EQUAL
+    return step.kinds.chooses_alike(call)

@@ -8,16 +8,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import CODE
+from keras_conflux._batch_analysis import DRAWING
 from keras_conflux._batch_analysis import Entries
 from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import OwnGradients
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import combined
-from keras_conflux._batch_analysis import draws_numbers
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._batch_analysis import rows
 from keras_conflux._batch_analysis import rows_by_trial
+from keras_conflux._batch_analysis import uses
 from keras_conflux._common.contexts import having
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.numerics import warnings
@@ -160,7 +162,9 @@ def _marked(
     known = step.kinds.of(out)
     if known.role is Role.ROWS:
         kind = kind.with_entries(known.entries)
-    is_of_users = _is_of_users(layer)
+    is_of_users = _is_of_users(layer) or (
+        known.role is Role.OPAQUE and uses(out, inputs, CODE)
+    )  # as in an activation
     # A functional model has operations besides its layers, as of `keras.ops`.
     shown = known.role in (Role.ROWS, Role.DERIVED)
     may_mix = is_of_users or shown or isinstance(layer, keras.Model)
@@ -171,7 +175,7 @@ def _marked(
             found = rows_by_trial(out, step.kinds, given)
         except NotDerivable:
             # Layers of Keras keep samples apart if nothing shows otherwise.
-            is_apart = not is_of_users or draws_numbers(out, inputs)
+            is_apart = not is_of_users or uses(out, inputs, DRAWING)
             is_mixed = known.depends_on_other_samples
             found = kind if is_apart and not is_mixed else None
         if found is None and out.shape.as_list() == [None, None]:
