@@ -455,6 +455,56 @@ def test_layers_that_mix_images_warn(kind):
         model.fit(np.ones([11, 6, 6, 1]), Y[:, :1], batch_size=6, verbose=0)
 
 
+@several
+def test_python_code_of_an_activation_warns():
+    def centered(x):
+        found = tf.numpy_function(lambda a: a - a.mean(0), [x], x.dtype)
+        return x + tf.stop_gradient(tf.ensure_shape(found, x.shape))
+
+    model = keras.Sequential([layers.Dense(1, activation=centered)])
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, 2)
+    with pytest.warns(kc.ConfluxWarning, match="depends on other samples"):
+        model.fit(X, Y[:, :1], batch_size=6, verbose=0)
+
+
+@pytest.mark.filterwarnings("error::keras_conflux.ConfluxWarning")
+def test_a_loop_in_a_loss_under_a_persistent_tape(count):
+    def step(model, x):
+        with tf.GradientTape(persistent=True) as tape:
+            sizes = tf.map_fn(lambda row: ops.sum(row**2), model.net(x))
+            loss = ops.mean(sizes) ** 2
+        apply(model, tape, loss)
+        return {"loss": loss}
+
+    assert_equal(trained(None, step), trained(count, step))
+
+
+@several
+def test_a_write_in_a_branch_under_a_persistent_tape_warns():
+    class Moving(layers.Layer):
+        def build(self, shape):
+            self.mean = self.add_weight((), "zeros", trainable=False)
+
+        def call(self, x):
+            tf.cond(
+                self.mean.value < 9.0,
+                lambda: (self.mean.assign_add(ops.mean(x)), 0)[1],
+                lambda: 0,
+            )
+            return x
+
+    def step(model, x):
+        with tf.GradientTape(persistent=True) as tape:
+            loss = ops.mean(moving(model.net(x)) ** 2)
+        apply(model, tape, loss)
+        return {"loss": loss}
+
+    moving = Moving()
+    with pytest.warns(kc.ConfluxWarning, match="in a loop, or in a branch"):
+        trained(2, step)
+
+
 @pytest.mark.parametrize("seed", [7, None])
 def test_samples_may_be_shuffled(seed, count):
     def step(model, x):

@@ -13,6 +13,7 @@ from tensorflow.python.framework import ops
 
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import resources
+from keras_conflux._graphs import walks
 
 Gradient = Callable[[tf.Operation, list[tf.Tensor]], Sequence[tf.Tensor | None]]
 """Returns the derivatives by the inputs of a copy of an operation."""
@@ -263,7 +264,9 @@ def _called(
     body = bodies.function_named(operation.graph, name)
     known = dict(zip(map(id, body.inputs), inputs, strict=True))
     copy = functools.partial(copied, gradient=gradient)
-    copy_region(bodies.operations_of(body), known, copy)
+    # A derivative may have given it inputs that were traced later.
+    inside = [x for x in walks.to_run(body) if x.type != "Placeholder"]
+    copy_region(inside, known, copy)
     # TensorFlow adds outputs to the graph that it needs for derivatives.
     outputs = body.outputs[: len(operation.outputs)]
     return [known[id(x)] for x in outputs]

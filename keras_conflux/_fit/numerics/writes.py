@@ -225,7 +225,9 @@ class Writes(Exit):
                     continue
                 except NotDerivable:
                     _warn_of_weight(self.step, weight)
-            elif values and not self._averages_well(weight, values):
+            elif not self.step.kinds.is_blind and not (
+                values and self._averages_well(weight, values)
+            ):
                 _warn_of_inner_write(self.step, weight)
             unclear.append(weight)
         self._reduce_by_change(unclear)
