@@ -248,6 +248,22 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert_same(train(folder, epochs=4, after=0), at_once)  # takes no step
 
 
+def test_the_end_of_a_training_that_is_over_is_told_again(tmp_path):
+    class Ending(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+        def on_train_end(self, logs=None):
+            self.told = logs, self.model.stop_training
+
+    once, again = Ending(), Ending()
+    for each in (once, again):
+        resumed_fit.ended_here.clear()
+        linear(each, kc.Resume(tmp_path), epochs=3)
+    assert once.told[1]
+    assert again.told == once.told
+
+
 def linear(
     *callbacks, inputs=5, data=None, optimizer="sgd", devices=None, **options
 ):

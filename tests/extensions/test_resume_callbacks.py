@@ -1,6 +1,7 @@
 """What callbacks hold is given back when a training goes on."""
 
 import collections
+import datetime
 import enum
 import functools
 import itertools
@@ -243,6 +244,67 @@ def test_a_value_that_only_the_first_epoch_sets_is_named(tmp_path, value, anew):
         linear(resume, SetOnce(value, anew), epochs=2)
     told = [each for each in caught if "given back ['mine']" in str(each)]
     assert len(told) == (not anew)
+
+
+@pytest.mark.parametrize("every", [1, STEPS])
+def test_a_metric_that_each_epoch_makes_is_named_in_its_midst(tmp_path, every):
+    class Measured(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.metric = None
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.metric = keras.metrics.Mean()
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.metric.update_state(batch)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kc.ConfluxWarning)
+        linear(kc.Resume(tmp_path, every=every), Measured(), epochs=2)
+    told = [each for each in caught if "given back ['metric']" in str(each)]
+    assert len(told) == (every == 1)
+
+
+class Remembering(keras.callbacks.Callback):
+    """Keeps the weights of the first epoch that it sees."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if not hasattr(self, "reference"):
+            self.reference = self.model.get_weights()
+
+
+def test_weights_that_only_the_first_epoch_keeps_are_named(tmp_path):
+    with pytest.warns(kc.ConfluxWarning, match="given back \\['reference'\\]"):
+        linear(kc.Resume(tmp_path, every=STEPS), Remembering(), epochs=2)
+
+
+class RateLogged(keras.callbacks.Callback):
+    """Logs a variable, as many programs do, and more if asked."""
+
+    more = None
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["rate"] = self.model.optimizer.learning_rate
+        if self.more is not None:
+            logs["more"] = self.more
+
+
+def test_a_history_of_variables_is_given_back(tmp_path):
+    callback, undisturbed = resumed(tmp_path, RateLogged, STEPS + 3)
+    found, expected = (
+        {k: [*map(float, v)] for k, v in x.model.history.history.items()}
+        for x in (callback, undisturbed)
+    )
+    assert found == expected
+    assert len(found["rate"]) == len(found["loss"]) == 2
+
+
+def test_a_history_of_objects_is_named(tmp_path):
+    logged = RateLogged()
+    logged.more = datetime.timedelta(1)
+    with pytest.warns(kc.ConfluxWarning, match="History has changed"):
+        linear(kc.Resume(tmp_path, every=STEPS), logged, epochs=2)
 
 
 class Phase(enum.Enum):

@@ -437,6 +437,16 @@ class Evaluating(Holder):
             self.model.layers[-1].bias.assign_add([found])
 
 
+class Reducing(Holder):
+    """Trains on what it finds in a data set, without an iterator."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        first, last = self.held.take(1), self.held.take(2)
+        _, found = first.get_single_element()
+        label = last.reduce(found[:1], lambda _, row: row[1][:1])
+        self.model.layers[-1].bias.assign_add(label[0])
+
+
 def looked_at(kind, own):
     """Returns what makes data, and a callback that draws from a shuffle."""
 
@@ -466,6 +476,7 @@ def looked_at(kind, own):
         (Peeking, "in a function"),
         (Evaluating, "the training's"),
         (Evaluating, "another"),
+        (Reducing, "the training's"),
     ],
 )
 def test_a_callback_draws_from_a_shuffle(tmp_path, kind, own, after):
@@ -497,6 +508,40 @@ def test_what_a_pydataset_loses_is_named(tmp_path):
     assert "PyDataset Holding holds values not saved" in texts
     assert "'noise' (a GaussianNoise)" in texts
     assert "Holding has changed in training" in texts
+
+
+class Drawing(keras.callbacks.Callback):
+    """Draws as an epoch begins, whose data goes on from the last one."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.layers[-1].bias.assign_add([np.random.normal()])
+
+
+@pytest.mark.parametrize("after", [STEPS, STEPS + 3])
+def test_numbers_that_a_callback_draws_as_cut_data_goes_on(tmp_path, after):
+    def data():
+        samples = SAMPLES.shuffle(len(X), seed=7).batch(BATCH).repeat()
+        drawing = [Drawing()]
+        return {"x": samples, "steps_per_epoch": STEPS, "callbacks": drawing}
+
+    assert_goes_on(tmp_path, data, after)
+
+
+def test_a_pydataset_that_changes_itself_and_is_cut_is_named(tmp_path):
+    with pytest.warns(kc.ConfluxWarning, match="leave `steps_per_epoch` out"):
+        train(lambda: {"x": Reordered(), "steps_per_epoch": 2}, tmp_path)
+
+
+def test_a_table_that_data_changes_is_named():
+    table = tf.lookup.experimental.MutableHashTable("int64", "int64", 0)
+
+    def count(x, y):
+        key = tf.zeros([], "int64")
+        table.insert(key, table.lookup(key) + 1)
+        return x, y
+
+    (found,) = varying_data.causes(SAMPLES.map(count))
+    assert "changes a table" in found
 
 
 def test_one_worker_in_another_process_is_named():
@@ -558,6 +603,14 @@ def test_large_arrays_of_a_pydataset(tmp_path, monkeypatch):
         state = str(found["text"])
     assert '"order"' in state
     assert '"samples"' not in state
+
+
+@pytest.mark.parametrize("place", [0, 1, 1_234_567, -1])
+def test_each_entry_of_a_large_array_counts(place):
+    large = np.zeros((1_000_000, 2))
+    before = data_state.mark(large)
+    large.flat[place] = 1.0
+    assert data_state.mark(large) != before
 
 
 def checkpoint(folder):

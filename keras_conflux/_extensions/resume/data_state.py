@@ -9,7 +9,6 @@ import types
 import weakref
 import zlib
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -22,9 +21,7 @@ from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 
 _LARGE = 8 * 2**20
-"""Arrays of more bytes, mostly samples, are compared in a part."""
-_ENTRIES = 2**21
-"""How many entries of such an array tell whether it has changed."""
+"""Of arrays of more bytes, mostly samples, a checksum is enough."""
 _taken: Any = weakref.WeakKeyDictionary()
 """By data set that shuffles, how many seeds it has taken."""
 _generators: Any = weakref.WeakSet()
@@ -37,8 +34,8 @@ def mark(value: Any) -> Any:
     seen = value.shape, value.dtype.str
     if isinstance(value, np.memmap) or not value.flags.writeable:
         return *seen, id(value)
-    entries = value.flat[:: max(1, value.size // _ENTRIES)]
-    return *seen, zlib.crc32(entries.tobytes())
+    flat = np.ascontiguousarray(value).reshape(-1)
+    return *seen, zlib.crc32(flat.view(np.uint8).data)
 
 
 class ValidationData:
@@ -74,12 +71,14 @@ def used_before(source: Any) -> Any:
     return source if known else None
 
 
-def note_iterator(original: Callable, dataset: tf.data.Dataset) -> Iterator:
-    """Makes an iterator, for which each shuffle below takes a seed."""
+def note_iterator(
+    original: Callable, dataset: tf.data.Dataset, *args: Any, **kwargs: Any
+) -> Any:
+    """Draws from a data set, for which each shuffle below takes a seed."""
     if tf.executing_eagerly():
         for each in pipelines.shuffles_below(dataset):
             _taken[each] = _taken.get(each, 0) + 1
-    return original(dataset)
+    return original(dataset, *args, **kwargs)
 
 
 def shuffles_of(datasets: list[Any]) -> list[tf.data.Dataset]:

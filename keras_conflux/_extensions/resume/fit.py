@@ -34,7 +34,7 @@ def install() -> None:
     patches = (
         (private_names.BUILD_METRICS, compiled_parts.note_specs),
         (private_names.BUILD_LOSS, compiled_parts.note_specs),
-        (private_names.MAKE_ITERATOR, data_state.note_iterator),
+        *((name, data_state.note_iterator) for name in private_names.DRAW),
     )
     patching.when_used(functools.partial(patching.patch_all, patches))
 

@@ -45,6 +45,8 @@ _WITHOUT_STATE = (
     (tf.DType, tf.TensorShape, tf.TypeSpec, tf.data.Dataset),
     (keras.Loss, keras.optimizers.schedules.LearningRateSchedule),
 )
+_OF_KERAS = keras.Layer | keras.Optimizer | keras.Metric
+"""Objects whose state is in variables."""
 _FUNCTIONS = types.FunctionType | types.MethodType | types.BuiltinFunctionType
 _FUNCTIONS |= functools.partial
 _RANDOM = np.random.Generator, np.random.RandomState, random.Random
@@ -101,15 +103,17 @@ class HeldAttributes:
         self._note_changes(now)
         every = now | self._without_form(now)
         if self._is_new:
-            self._set_anew = self._other_objects(now)
+            self._set_anew = {*self._other_objects(now)}
             made = (now.keys() - self._forms) | self._set_anew
             self._made = {name: self._digest_of(every[name]) for name in made}
             self._forms = _forms(now) | self._forms
         self._is_new = False
         for name in self._made.keys() & self._before.keys():
             # One that is set once is not set in a training that goes on.
-            if every.get(name) is self._before[name] and (
-                self._digest_of(every[name]) != self._made[name]
+            value = every.get(name)
+            if value is self._before[name] and (
+                isinstance(value, (*_CONTAINERS, np.ndarray))
+                or self._digest_of(value) != self._made[name]
             ):
                 self._forms.pop(name, None)
                 self._set_anew.discard(name)
@@ -121,17 +125,24 @@ class HeldAttributes:
         known = _variables_of_model(self._owner)
         return object() if _can_lose_state(value, known) else None
 
-    def changed(self) -> dict[str, Any]:
-        """Returns copies of the values that can be given back, and changed."""
+    def changed(self, step: int = 0) -> dict[str, Any]:
+        """Returns copies of the values that can be given back, and changed.
+
+        Before step 0, `on_epoch_begin` has yet to set some anew.
+        """
         if self._tells:
             return {_TOLD: copy.deepcopy(plain_values.told_state(self._owner))}
         now = _savable(self._owner)
         self._note_changes(now)
         found = {k: v for k, v in now.items() if k in self._changed}
         lost = {k for k, v in found.items() if not self._may_get(k, v)}
-        lost |= self._other_objects(now) - self._set_anew
+        others = self._other_objects(now)
+        lost |= {k for k in others if k not in self._set_anew}
+        if step:
+            lost |= {k for k, v in others.items() if isinstance(v, _OF_KERAS)}
         new = lost - self._named
-        if new and not is_of_keras(self._owner):
+        is_told = isinstance(self._owner, keras.callbacks.History)
+        if new and (is_told or not is_of_keras(self._owner)):
             self._named |= new
             warn(
                 f"{type(self._owner).__name__} has changed in training, and "
@@ -184,9 +195,9 @@ class HeldAttributes:
         names = [x for x in _with_each(every | self._digests) if x not in now]
         return {name: every.get(name) for name in names}
 
-    def _other_objects(self, now: dict[str, Any]) -> set[str]:
+    def _other_objects(self, now: dict[str, Any]) -> dict[str, Any]:
         known, found = self._objects, self._without_form(now)
-        return {k for k, v in found.items() if v is not known.get(k, self)}
+        return {k: v for k, v in found.items() if v is not known.get(k, self)}
 
     def _note_changes(self, now: dict[str, Any]) -> None:
         for names, value in _by_all_names(now).items():
@@ -211,10 +222,10 @@ class CallbackStates:
         for held in self._held:
             held.begin_epoch()
 
-    def changed(self) -> list[list[Any]]:
-        """Returns `[class, values]` for each callback."""
+    def changed(self, step: int = 0) -> list[list[Any]]:
+        """Returns `[class, values]` for each callback, before a step."""
         return [
-            [type(callback).__name__, held.changed()]
+            [type(callback).__name__, held.changed(step)]
             for callback, held in zip(self._callbacks, self._held, strict=True)
         ]
 
@@ -257,12 +268,20 @@ def _savable(owner: Any) -> dict[str, Any]:
     set_anew = _SET_ANEW if _is_callback(owner) else ()
     found = {}
     for name, value in held_by(owner).items():
+        if isinstance(owner, keras.callbacks.History) and name == "history":
+            value = {k: [*map(_number_of, x)] for k, x in value.items()}
         access = None if id(value) in of_model else _access(value)
         kept = plain_values.State(access[0]()) if access else value
         hidden = name in set_anew or ".__" in name
         if not hidden and plain_values.is_plain(kept):
             found[name] = kept
     return found
+
+
+def _number_of(log: Any) -> Any:
+    """Returns a log, or the value of a variable in its place."""
+    is_variable = isinstance(log, keras.Variable | tf.Variable)
+    return log.numpy() if is_variable else log
 
 
 def _by_all_names(values: dict[str, Any]) -> dict[str, Any]:
@@ -346,8 +365,7 @@ def _access_of_bits(bits: np.random.BitGenerator) -> tuple[Callable, Callable]:
     """Returns the same of a generator, which counts those that it spawns."""
 
     def set_state(told: Any) -> None:
-        # Checkpoints of before have no seeds.
-        bits.state, seeds = told if isinstance(told, list) else (told, {})
+        bits.state, seeds = told
         if seeds and isinstance(bits.__getstate__(), tuple):  # as in NumPy 2
             seeds |= {"pool_size": bits.seed_seq.state["pool_size"]}
             bits.__setstate__((told[0], np.random.SeedSequence(**seeds)))
@@ -395,7 +413,7 @@ def _can_lose_state(value: Any, known: set[int]) -> bool:
         return not {*map(id, held)} <= known | {*map(id, _SAVED)}
     if isinstance(value, list | tuple):
         return any(_can_lose_state(each, known) for each in value)
-    if isinstance(value, keras.Layer | keras.Optimizer | keras.Metric):
+    if isinstance(value, _OF_KERAS):
         return not all(id(each) in known for each in value.variables)
     return id(value) not in known and not isinstance(value, _WITHOUT_STATE)
 

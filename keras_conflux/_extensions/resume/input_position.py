@@ -178,7 +178,9 @@ class InputPosition(EpochObserver):
         dataset = private_state.dataset_of(self.iterator)
         here.drawn = here.drawn_before = 0
         if start is not None and start.begun:
-            # After `on_epoch_begin` of callbacks, which may make some.
+            # After `on_epoch_begin` of callbacks, which may make and draw some.
+            if not start.step:
+                start.generators = random_generators.states(dataset)
             data_state.take_seeds(self._shuffles, start.seeds_at_begin)
             random_generators.set_states(start.generators_at_begin, dataset)
             self._held.restore(start.attributes)

@@ -197,6 +197,7 @@ class ResumableFit(keras.callbacks.CallbackList):
                 private_state.dataset_of(position.iterator),
                 private_state.py_dataset_of(position.iterator)
                 or data_state.used_before(self._data_given[0]),
+                is_cut=position.iterator.steps_per_epoch is not None,
             ),
             "validation data": varying_data.causes(
                 validation.dataset, validation.source, anew=True
@@ -279,6 +280,10 @@ class ResumableFit(keras.callbacks.CallbackList):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Ends the process on a signal. All is saved by then."""
+        if self._saved is not None:  # there was no epoch left
+            logged = self._trained.history.history.items()
+            logs = {name: values[-1] for name, values in logged if values}
+            self._trained.stop_training = bool(self._saved.state["stopped"])
         super().on_train_end(logs)
         _, signal = self._wanted("at the end", False)
         if signal:
@@ -322,7 +327,7 @@ class ResumableFit(keras.callbacks.CallbackList):
             "step": step,
             "validated": self._validated,
             "parts": parts,
-            "callbacks": self._states.changed(),
+            "callbacks": self._states.changed(step),
             "compiled": self._compiled,
             "trainable": self._layers.changed(),
         }

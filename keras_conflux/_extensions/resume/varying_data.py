@@ -19,10 +19,13 @@ _SHUFFLED_BEFORE = (
 )
 
 
-def causes(dataset: Any, source: Any = None, anew: bool = False) -> list[str]:
+def causes(
+    dataset: Any, source: Any = None, anew: bool = False, is_cut: bool = False
+) -> list[str]:
     """Returns why batches cannot be drawn a second time, a phrase for each.
 
     Data without an end is drawn from once, unless each epoch begins `anew`.
+    `steps_per_epoch` may have cut it.
     """
     found = dict.fromkeys(_of_dataset(dataset))
     if pipelines.begins_shuffles_later(dataset) and (
@@ -37,6 +40,14 @@ def causes(dataset: Any, source: Any = None, anew: bool = False) -> list[str]:
             "shuffle=False, and draw random numbers in any order, or in other "
             "processes, if they draw any"
         ] = None
+    if isinstance(source, keras.utils.PyDataset) and is_cut:
+        hooks = {type(source).on_epoch_begin, type(source).on_epoch_end}
+        plain = keras.utils.PyDataset
+        if hooks - {plain.on_epoch_begin, plain.on_epoch_end}:
+            found[
+                "its `on_epoch_begin` or `on_epoch_end` runs while batches are "
+                "drawn ahead (leave `steps_per_epoch` out)"
+            ] = None
     if isinstance(source, types.GeneratorType):
         found[
             "it is a generator, which goes on where former calls, which draw "
@@ -59,6 +70,8 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         for operation in pipelines.operations_of_dataset(each):
             if _has_no_seed(operation):
                 yield f"it uses `{operation.type}` without a seed"
+            if operation.type.startswith(_WRITES_TABLES):
+                yield f"it changes a table by `{operation.type}`"
         if pipelines.has_unknown_parts(each):
             yield (
                 "it draws from another data set, whose parts cannot be found "
@@ -95,6 +108,7 @@ def _of_parallel_calls(dataset: Any) -> Iterator[str]:
             )
 
 
+_WRITES_TABLES = "LookupTableI", "LookupTableRemove"
 _WRITES_SEEDS = ("AssignVariableOp", "RngReadAndSkip")
 
 
