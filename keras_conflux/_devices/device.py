@@ -4,7 +4,6 @@ import numbers
 import os
 import platform
 import re
-import sys
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -77,7 +76,7 @@ class Device(str):
         """How many bytes TensorFlow may use: a GPU's own, the host's for a CPU.
 
         `None` for a GPU before TensorFlow has started, as it tells only of
-        GPUs that it has taken, and for a CPU where the system does not tell.
+        GPUs that it has taken.
 
         Example:
             ```python
@@ -89,8 +88,6 @@ class Device(str):
         if self.kind == "GPU":
             started = tensorflow_internals.has_started()
             return tensorflow_internals.memory_of(self) if started else None
-        if sys.platform == "win32":
-            return None
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
