@@ -532,6 +532,40 @@ def test_a_pydataset_that_changes_itself_and_is_cut_is_named(tmp_path):
         train(lambda: {"x": Reordered(), "steps_per_epoch": 2}, tmp_path)
 
 
+GLOBAL = np.random.default_rng(1)
+
+
+def _drawn_by_a_global():
+    return GLOBAL.normal(size=(5,)).astype("float32")
+
+
+def test_python_code_with_a_generator_of_its_own_is_named():
+    own = np.random.default_rng(1)
+
+    class Global(Reordered):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x + _drawn_by_a_global(), y
+
+    def in_a_cell():
+        yield own.normal(size=5)
+
+    def made_inside():
+        yield np.random.default_rng(1).normal(size=5)
+
+    made = tf.data.Dataset.from_generator
+    spec = tf.TensorSpec((5,), "float64")
+    cell, inside = (
+        made(generator=each, output_signature=spec).batch(2)
+        for each in (in_a_cell, made_inside)
+    )
+    for given in ((None, Global()), (cell,)):
+        (found,) = varying_data.causes(*given)
+        assert "a random generator that is no attribute" in found
+    for given in ((None, Noisy()), (inside,)):
+        assert not varying_data.causes(*given)
+
+
 def test_a_table_that_data_changes_is_named():
     table = tf.lookup.experimental.MutableHashTable("int64", "int64", 0)
 

@@ -123,19 +123,19 @@ _MADE = "keras.src.trainers.compile_utils"
 _SAVING = "keras.src.saving.saving_lib"
 BUILD_METRICS = Private(f"{_MADE}:CompileMetrics.build", "self, y_true, y_pred")
 BUILD_LOSS = Private(f"{_MADE}:CompileLoss.build", "self, y_true, y_pred")
+_DATA = "tensorflow:data.Dataset"
 DRAW = (
-    Public("tensorflow:data.Dataset.__iter__", "self"),
-    Public("tensorflow:data.Dataset.get_single_element", "self, name"),
-    Public(
-        "tensorflow:data.Dataset.reduce",
-        "self, initial_state, reduce_func, name",
-    ),
+    Public(f"{_DATA}.__iter__", "self"),
+    Public(f"{_DATA}.get_single_element", "self, name"),
+    Public(f"{_DATA}.reduce", "self, initial_state, reduce_func, name"),
 )
+FROM_GENERATOR = Public(f"{_DATA}.from_generator")
 
 NAMES["resume"] = (
     BUILD_METRICS,
     BUILD_LOSS,
     *DRAW,
+    FROM_GENERATOR,
     Private("keras.src.backend:compute_output_spec"),
     Private("keras.callbacks:CallbackList", mentions="_futures"),
     Private(

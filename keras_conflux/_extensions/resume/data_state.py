@@ -15,16 +15,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._extensions.resume import held_attributes
+from keras_conflux._extensions.resume import held_variables
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.compat import pipelines
 from keras_conflux._extensions.resume.compat import random_generators
-from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 
 _LARGE = 8 * 2**20
 """Of arrays of more bytes, mostly samples, a checksum is enough."""
 _taken: Any = weakref.WeakKeyDictionary()
 """By data set that shuffles, how many seeds it has taken."""
 _generators: Any = weakref.WeakSet()
+_code: Any = weakref.WeakKeyDictionary()
+"""By data set, the function whose samples it has."""
 
 
 def mark(value: Any) -> Any:
@@ -47,7 +50,7 @@ class ValidationData:
         self.dataset = source if isinstance(source, tf.data.Dataset) else None
         self.is_py_dataset = isinstance(source, keras.utils.PyDataset)
         owner = source if self.is_py_dataset else None
-        self._held = HeldAttributes(owner, mark)
+        self._held = held_attributes.HeldAttributes(owner, mark)
 
     def state(self) -> dict[str, Any]:
         """Returns the state that `restore` takes."""
@@ -79,6 +82,23 @@ def note_iterator(
         for each in pipelines.shuffles_below(dataset):
             _taken[each] = _taken.get(each, 0) + 1
     return original(dataset, *args, **kwargs)
+
+
+def note_code(
+    original: Callable, generator: Callable, *args: Any, **kwargs: Any
+) -> tf.data.Dataset:
+    """Makes a data set of the samples that a function yields."""
+    dataset = original(generator, *args, **kwargs)
+    _code[dataset] = generator
+    return dataset
+
+
+def draws_by_itself(dataset: Any, source: Any) -> bool:
+    """Whether Python code of data has a random generator that nobody saves."""
+    saved = {*map(id, held_attributes.held_by(source).values())}
+    code = [source, *map(_code.get, pipelines.datasets_below(dataset))]
+    found = held_variables.reachable(code, held_attributes.RANDOM)
+    return any(id(each) not in saved for each in found)
 
 
 def shuffles_of(datasets: list[Any]) -> list[tf.data.Dataset]:

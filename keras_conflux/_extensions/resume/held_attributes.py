@@ -49,8 +49,8 @@ _OF_KERAS = keras.Layer | keras.Optimizer | keras.Metric
 """Objects whose state is in variables."""
 _FUNCTIONS = types.FunctionType | types.MethodType | types.BuiltinFunctionType
 _FUNCTIONS |= functools.partial
-_RANDOM = np.random.Generator, np.random.RandomState, random.Random
-_CHANGING = (*_CONTAINERS, *_RANDOM, Iterator)
+RANDOM = np.random.Generator, np.random.RandomState, random.Random
+_CHANGING = (*_CONTAINERS, *RANDOM, Iterator)
 """The types of values that functions may change."""
 _SAVED: Any = (random.random.__self__, np.random.normal.__self__)
 """The global generators, which each checkpoint has."""
@@ -137,7 +137,7 @@ class HeldAttributes:
         found = {k: v for k, v in now.items() if k in self._changed}
         lost = {k for k, v in found.items() if not self._may_get(k, v)}
         others = self._other_objects(now)
-        lost |= {k for k in others if k not in self._set_anew}
+        lost |= others.keys() - self._set_anew
         if step:
             lost |= {k for k, v in others.items() if isinstance(v, _OF_KERAS)}
         new = lost - self._named

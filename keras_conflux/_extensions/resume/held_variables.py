@@ -36,7 +36,7 @@ def variables_of(model: keras.Model) -> list[Any]:
     """
     adopted = {id(variable) for variable in state.adopted(model)}
     tracked = [v for v in state.variables_of(model) if id(v) not in adopted]
-    every = [*tracked, *_reachable(model)]
+    every = [*tracked, *reachable(model, keras.Variable | tf.Variable)]
     # One of Keras replaces the one of TensorFlow that it holds.
     every.sort(key=lambda v: isinstance(v, keras.Variable))
     return [*{id(state.backing(v)): v for v in every}.values()]
@@ -70,15 +70,15 @@ def said_of_lost(model: keras.Model, names: Sequence[str] = ()) -> str:
     )
 
 
-def _reachable(target: Any) -> Iterator[Any]:
-    """Yields the variables of an object and of all that it holds, each once."""
+def reachable(target: Any, kinds: Any) -> Iterator[Any]:
+    """Yields what is of some kinds in all that an object holds or calls."""
     seen: set[int] = set()
     waiting = [target]
     for item in waiting:  # which grows
         if id(item) in seen:
             continue
         seen.add(id(item))
-        if isinstance(item, keras.Variable | tf.Variable):
+        if isinstance(item, kinds):
             yield item
         else:
             waiting += _parts(item)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.processes import seed_is_drawn
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume.compat import pipelines
 from keras_conflux._graphs.effects import Effect
 from keras_conflux._graphs.effects import of_type
@@ -40,6 +41,11 @@ def causes(
             "shuffle=False, and draw random numbers in any order, or in other "
             "processes, if they draw any"
         ] = None
+    if data_state.draws_by_itself(dataset, source):
+        found[
+            "its Python code has a random generator that is no attribute of a "
+            "`PyDataset`, such as a global (draw from `np.random`)"
+        ] = None
     if isinstance(source, keras.utils.PyDataset) and is_cut:
         hooks = {type(source).on_epoch_begin, type(source).on_epoch_end}
         plain = keras.utils.PyDataset
@@ -70,7 +76,7 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         for operation in pipelines.operations_of_dataset(each):
             if _has_no_seed(operation):
                 yield f"it uses `{operation.type}` without a seed"
-            if operation.type.startswith(_WRITES_TABLES):
+            if operation.type.startswith(("LookupTableI", "LookupTableRemove")):
                 yield f"it changes a table by `{operation.type}`"
         if pipelines.has_unknown_parts(each):
             yield (
@@ -108,7 +114,6 @@ def _of_parallel_calls(dataset: Any) -> Iterator[str]:
             )
 
 
-_WRITES_TABLES = "LookupTableI", "LookupTableRemove"
 _WRITES_SEEDS = ("AssignVariableOp", "RngReadAndSkip")
 
 
