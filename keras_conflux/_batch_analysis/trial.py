@@ -124,13 +124,12 @@ def _statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
 
 def _results(program: TrialProgram) -> list[Results]:
     """Returns the results of a program for samples on which it can run."""
-    largest = _LARGE / max(1, program.entries)
-    trials = [x for x in _TRIALS if sum(x[0]) <= largest] or _TRIALS[:1]
+    trials = [x for x in _TRIALS if sum(x[0]) * program.entries <= _LARGE]
     for smallest in _SMALLEST_INTEGERS:
         try:
             results = program.results(
                 (sizes, RandomValues(scale, smallest, seed))
-                for seed, (sizes, scale) in enumerate(trials)
+                for seed, (sizes, scale) in enumerate(trials or _TRIALS[:1])
             )
         except tf.errors.OpError:  # as of a place that is not there
             continue
@@ -194,7 +193,7 @@ def _have_chosen(program: TrialProgram, results: list[Results]) -> bool:
     return all(
         any(not np.array_equal(x[0], y) for x in found for y in x)
         if is_choice
-        else len({*np.concatenate([x[0] > 0 for x in found], None)}) == 2
+        else np.any([x[0] for x in found], 0).all()
         for is_choice, found in zip(program.are_choices, told, strict=True)
     )
 

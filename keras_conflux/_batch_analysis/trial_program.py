@@ -28,10 +28,8 @@ _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
 _NOT_TRIED = (*_READS, "XlaCallModule")
 """The operations that a trial cannot run, or need not."""
-_COMPARISONS = (
-    *("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"),
-    *("IsFinite", "IsInf", "IsNan", "Relu"),
-)
+_COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual"}
+_COMPARISONS |= {"IsFinite", "IsInf", "IsNan", "NotEqual", "Relu"}
 """The operations by whose results others may leave values out."""
 _OPEN_SIZE = 3
 """The size of axes whose size is not known."""
@@ -52,7 +50,7 @@ class Results(NamedTuple):
     """The numbers of samples of the parts."""
     told: list[list[Any]]
     """By place where samples choose or are compared, what the whole and the
-    parts find: conditions, and numbers of a loop's turns."""
+    parts find: conditions, numbers of a loop's turns, and `_truths`."""
 
 
 class RandomValues:
@@ -173,15 +171,14 @@ class TrialProgram:
         except ValueError as error:  # as a function that is not known
             raise NotDerivable(self.name) from error
         sources = [tensor for tensor, _ in self._sources.values()]
-        self._told = [
-            (tensor, is_choice)
-            for tensor, is_choice in self._told  # by more than shapes
-            if walks.flows_past([tensor], sources, lambda _: False, {})
-        ]
-        self.are_choices = [is_choice for _, is_choice in self._told]
+        self._needed = [copies[id(self._behind(output))]]
+        self.are_choices: list[bool] = []
         """Whether samples choose by what is told, or are compared."""
-        needed = [output, *(tensor for tensor, _ in self._told)]
-        self._needed = [copies[id(self._behind(each))] for each in needed]
+        for tensor, is_choice in self._told:  # by more than a shape
+            if walks.flows_past([tensor], sources, lambda _: False, {}):
+                copy = copies[id(self._behind(tensor))]
+                self._needed.append(copy if is_choice else _truths(copy))
+                self.are_choices.append(is_choice)
 
     def _behind(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor to copy for one that is handed on."""
@@ -349,6 +346,8 @@ def _choice(operation: tf.Operation, kinds: KindInference) -> list[tf.Tensor]:
             raise NotDerivable(inner.name)
         return rules.kinds_of_outputs(inner, inputs, inside=read)
 
+    if operation.type not in bodies.WITH_BODIES:
+        return []
     inputs = [kinds.of(tensor) for tensor in operation.inputs]
     is_loop = operation.type in bodies.LOOPS
     if not is_loop or not _takes_samples_one_by_one(operation, inputs):
@@ -362,9 +361,8 @@ def _choice(operation: tf.Operation, kinds: KindInference) -> list[tf.Tensor]:
 def _chooses(operation: tf.Operation, inputs: list[Kind]) -> bool:
     """Whether samples choose a branch, or the number of a loop's turns."""
     follow = rules.kinds_of_outputs
-    if control_flow.chooses_alike(operation, inputs, follow):
-        return False
-    return inputs[0].role is not Role.RANDOM
+    alike = control_flow.chooses_alike(operation, inputs, follow)
+    return not alike and inputs[0].role is not Role.RANDOM
 
 
 def _takes_samples_one_by_one(loop: tf.Operation, inputs: list[Kind]) -> bool:
@@ -378,6 +376,12 @@ def _takes_samples_one_by_one(loop: tf.Operation, inputs: list[Kind]) -> bool:
         or (kind.role is Role.DERIVED and tensor.dtype == tf.variant)
         for tensor, kind in zip(loop.inputs, turns, strict=True)
     )
+
+
+def _truths(compared: tf.Tensor) -> tf.Tensor:
+    """Returns whether any comparison is true, and whether any is false."""
+    true = tf.cast(compared, tf.bool)
+    return tf.stack([tf.reduce_any(true), tf.logical_not(tf.reduce_all(true))])
 
 
 def _handed_on(tensor: tf.Tensor) -> tf.Tensor | None:

@@ -268,8 +268,8 @@ def _savable(owner: Any) -> dict[str, Any]:
     set_anew = _SET_ANEW if _is_callback(owner) else ()
     found = {}
     for name, value in held_by(owner).items():
-        if isinstance(owner, keras.callbacks.History) and name == "history":
-            value = {k: [*map(_number_of, x)] for k, x in value.items()}
+        if isinstance(owner, keras.callbacks.History):
+            value = keras.tree.map_structure(_number_of, value)
         access = None if id(value) in of_model else _access(value)
         kept = plain_values.State(access[0]()) if access else value
         hidden = name in set_anew or ".__" in name

@@ -131,15 +131,14 @@ class ResumableFit(keras.callbacks.CallbackList):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores, or begins."""
-        steps = self.position.iterator.num_batches
+        iterator = self.position.iterator
         # Callbacks get both when the training begins, as in any `fit`.
         self.set_model(self._trained)
         known = {"verbose": self._verbose, "epochs": self._epochs}
-        self.set_params(known | {"steps": steps})
+        self.set_params(known | {"steps": iterator.num_batches})
         super().on_train_begin(logs)
         self._states = CallbackStates(self._stateful, self._data_given)
         self._layers = TrainableLayers(self._trained)
-        iterator = self.position.iterator
         self.position.varies = self._name_what_varies()
         self._data = fingerprint.of_data(iterator)
         # Keras finds out that other data has ended when it tries the next step.
@@ -169,10 +168,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         self._interval.restart(self._done + state["step"])
         self._restore(self._saved)
         if not self.position.skipped:
-            random_generators.set_states(
-                _place(self._saved).generators,
-                private_state.dataset_of(iterator),
-            )
+            data = private_state.dataset_of(iterator)
+            random_generators.set_states(_place(self._saved).generators, data)
         self._say_where(self._saved)
 
     def _say_where(self, saved: Saved) -> None:
@@ -282,7 +279,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         """Ends the process on a signal. All is saved by then."""
         if self._saved is not None:  # there was no epoch left
             logged = self._trained.history.history.items()
-            logs = {name: values[-1] for name, values in logged if values}
+            logs = {k: v[-1] for k, v in logged if v and isinstance(v, list)}
             self._trained.stop_training = bool(self._saved.state["stopped"])
         super().on_train_end(logs)
         _, signal = self._wanted("at the end", False)

@@ -26,7 +26,6 @@ def causes(
     """Returns why batches cannot be drawn a second time, a phrase for each.
 
     Data without an end is drawn from once, unless each epoch begins `anew`.
-    `steps_per_epoch` may have cut it.
     """
     found = dict.fromkeys(_of_dataset(dataset))
     if pipelines.begins_shuffles_later(dataset) and (
