@@ -280,8 +280,8 @@ def _savable(owner: Any) -> dict[str, Any]:
 
 def _number_of(log: Any) -> Any:
     """Returns a log, or the value of a variable in its place."""
-    is_variable = isinstance(log, keras.Variable | tf.Variable)
-    return log.numpy() if is_variable else log
+    access = _access(log)
+    return access[0]() if access else log
 
 
 def _by_all_names(values: dict[str, Any]) -> dict[str, Any]:
