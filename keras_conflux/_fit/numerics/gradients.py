@@ -171,39 +171,37 @@ def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
 
     Of weights that lie in parts, a tape has parts of sums, which are gathered.
     """
-    parts = [i for i, x in enumerate(sources) if state.is_in_parts(x)]
-    others = [i for i in range(len(grads)) if i not in parts]
+    ways = [_way_to_sum(source) for source in sources]
     found = list(grads)
-    for places, total in ((others, _whole_sums), (parts, _gathered)):
+    for way in (_whole_sums, _maxima, _gathered):
+        places = [i for i, each in enumerate(ways) if each is way]
         if places:
             own = [grads[i] for i in places], [sources[i] for i in places]
-            for i, each in zip(places, total(*own, step), strict=True):
+            for i, each in zip(places, way(*own, step), strict=True):
                 found[i] = each
-    return found
-
-
-def _gathered(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
-    """Returns whole gradients of variables that lie in parts."""
-    given = [i for i, g in enumerate(grads) if g is not None]
-    flats = replica_collectives().joined([grads[i] for i in given])
-    found = list(grads)
-    for i, flat in zip(given, flats, strict=True):
-        found[i] = keras_variables.backing(sources[i]).layout.whole(flat)
     step.kinds.mark_equal(found)
     return found
 
 
+def _way_to_sum(source: Any) -> Callable:
+    if state.is_in_parts(source):
+        return _gathered
+    return _maxima if is_overwritten(source) else _whole_sums
+
+
+def _gathered(grads: list[Any], sources: list[Any], _: Step) -> list[Any]:
+    """Returns whole gradients of variables that lie in parts."""
+    given = [g for g in grads if g is not None]
+    flats = iter(replica_collectives().joined(given))
+    return [
+        None if g is None else state.backing(x).layout.whole(next(flats))
+        for g, x in zip(grads, sources, strict=True)
+    ]
+
+
 def _whole_sums(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     grads = shaped(repeatable(grads), sources)
-    is_value = [is_overwritten(source) for source in sources]
-    own = [i for i, value in enumerate(is_value) if not value]
-    given = [grads[i] for i in own], [sources[i] for i in own]
-    sums = iter(sparse_gradients.summed(*given, _summed, step))
-    values = [grads[i] for i, value in enumerate(is_value) if value]
-    maxima = iter(_maxima(values))
-    grads = [next(maxima if value else sums) for value in is_value]
-    step.kinds.mark_equal(grads)
-    return grads
+    return sparse_gradients.summed(grads, sources, _summed, step)
 
 
 def _summed(grads: list[Any]) -> list[Any]:
@@ -213,15 +211,13 @@ def _summed(grads: list[Any]) -> list[Any]:
     return collectives.weighted_sum(grads, present)
 
 
-def _maxima(values: list[Any]) -> list[Any]:
+def _maxima(values: list[Any], sources: list[Any], _: Step) -> list[Any]:
     """Returns the largest of the values with which Keras overwrites variables.
 
     They are scales in float8, which are equal, and largest magnitudes.
     """
-    if not values:
-        return []
     collectives = replica_collectives()
-    values = collectives.weighted(values, has_samples())
+    values = collectives.weighted(shaped(values, sources), has_samples())
     return collectives.all_reduce("max", values)
 
 
