@@ -126,25 +126,18 @@ class Writes(Exit):
         self.step.kinds.notice(tf.compat.v1.get_default_graph())
         if is_counter(variable):
             return late_writes.own_share(variable, value, self.step, together)
-        if self.step.turns is not None and not self._is_of_package:
-            return self._of_all_turns(variable, value)
-        if (
-            not together
-            or self._is_of_package
-            or replica_collectives().count == 1
-            or id(variable) in self._own_statistics
-        ):
+        if self._is_of_package:
             return value
-        return _exchanged(variable, value, self.step)
-
-    def _of_all_turns(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns the value to write once, after all turns."""
-        value = keras_variables.as_tensor(value, variable.dtype)
-        if id(variable) in self._own_statistics:
+        is_own = id(variable) in self._own_statistics
+        if self.step.turns is None:
+            is_alone = replica_collectives().count == 1
+            if is_own or is_alone or not together:
+                return value
+        elif is_own:  # it is written once, after all turns
+            value = keras_variables.as_tensor(value, variable.dtype)
             fraction = self.step.batch_fraction
-            mean = replica_collectives().weighted_sum(value, fraction)
-            self.step.kinds.mark_equal([mean])
-            return mean
+            value = replica_collectives().weighted_sum(value, fraction)
+            self.step.kinds.mark_equal([value])
         return _exchanged(variable, value, self.step)
 
     def _note(self, variable: keras.Variable, value: Any) -> None:
