@@ -175,22 +175,21 @@ def _keep_at_next_reset(model: Any, variables: list[keras.Variable]) -> None:
     """
     if not variables:
         return
+
+    def now(variable: keras.Variable) -> Any:
+        return np.array(keras_variables.as_tensor(variable))
+
     sums = [v for v in variables if state.is_sum(state.backing(v))]
-    others = [v for v in variables if not state.is_sum(state.backing(v))]
-    begun = _values(sums)
+    begun = {id(v): now(v) for v in sums}
 
     def reset_once() -> None:
         del vars(model)["reset_metrics"]
-        held = _values(others)
+        kept = [(v, begun.get(id(v), now(v))) for v in variables]
         model.reset_metrics()
-        for variable, value in begun + held:
+        for variable, value in kept:
             keras_variables.backing(variable).assign(value)
 
     vars(model)["reset_metrics"] = reset_once
-
-
-def _values(variables: list[keras.Variable]) -> list[tuple]:
-    return [(v, np.array(keras_variables.as_tensor(v))) for v in variables]
 
 
 def make_anew(original: Callable, model: Any, force: bool = False) -> Any:
