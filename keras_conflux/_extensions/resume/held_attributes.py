@@ -432,14 +432,6 @@ def _held_by_function(function: Any) -> Iterator[Any]:
     yield from ([x] if name in written else x for name, x in cells.items())
 
 
-def data_held_by(owners: list[Any]) -> list[tf.data.Dataset]:
-    """Returns the data sets that objects hold, also in functions."""
-    held = [value for owner in owners for value in held_by(owner).values()]
-    functions = [each for each in held if isinstance(each, _FUNCTIONS)]
-    held += [x for each in functions for x in _held_by_function(each)]
-    return [each for each in held if isinstance(each, tf.data.Dataset)]
-
-
 def cells_of(function: Any) -> Iterator[tuple[str, Any]]:
     """Yields the names and contents of a function's cells."""
     cells = getattr(function, "__closure__", None) or ()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.failures import ExitOfAllProcesses
@@ -30,7 +31,7 @@ from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.data_state import ValidationData
 from keras_conflux._extensions.resume.held_attributes import CallbackStates
-from keras_conflux._extensions.resume.held_attributes import data_held_by
+from keras_conflux._extensions.resume.held_attributes import held_by
 from keras_conflux._extensions.resume.input_position import InputPosition
 from keras_conflux._extensions.resume.input_position import Place
 from keras_conflux._extensions.resume.resume import Resume
@@ -82,7 +83,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         validation = ValidationData(given["validation_data"])
         self._data_given = [given["x"], validation.source]
         self._stateful = [x for x in callbacks if not isinstance(x, _STATELESS)]
-        others = data_held_by(self._stateful)
+        held = [*map(held_by, self._stateful)]
+        others = [*held_variables.reachable(held, tf.data.Dataset)]
         self._saved = saved
         self._parts = parts
         self._resume = resume
