@@ -1,6 +1,5 @@
 """`fit` with a `Resume` among its callbacks."""
 
-import contextlib
 import functools
 import pathlib
 import weakref
@@ -46,15 +45,11 @@ class _FitOrResume(FitObserver):
         resume = _resume_among(call)
         return run() if resume is None else _resumed(call, run, resume)
 
-    def making(self) -> contextlib.AbstractContextManager:
-        """Lets a training act before and after an epoch iterator is made."""
-        training = _running.get()()
-        return training.making() if training else super().making()
-
-    def made(self, iterator: Any) -> EpochObserver:
+    def follow(self, iterator: Any, make: Callable[[], None]) -> EpochObserver:
         """Lets the training that is going on follow an epoch iterator."""
         training = _running.get()()
-        return training.observe(iterator) if training else EpochObserver()
+        follow = training.follow if training else super().follow
+        return follow(iterator, make)
 
 
 def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:

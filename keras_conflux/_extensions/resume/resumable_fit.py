@@ -3,12 +3,10 @@
 "Before step n" means that n steps are done and that there is a step n.
 """
 
-import contextlib
 import functools
 import logging
 import time
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -112,20 +110,19 @@ class ResumableFit(keras.callbacks.CallbackList):
             start, validation, others, parts > 1, self._warn_or_raise
         )
 
-    @contextlib.contextmanager
-    def making(self) -> Iterator[None]:
-        """Undoes what Keras draws where `fit` makes validation's iterator."""
-        if self._is_in_step or not self._draws_again:
-            yield
-            return
-        validation = self.position.validation
-        state, generators = validation.state(), random_generators.states()
-        yield
-        validation.restore(state)
-        random_generators.set_states(generators)
+    def follow(self, iterator: Any, make: Callable[[], None]) -> EpochObserver:
+        """Follows the first epoch iterator that Keras makes, the training's.
 
-    def observe(self, iterator: Any) -> EpochObserver:
-        """Follows the first epoch iterator that Keras makes, the training's."""
+        Undoes what Keras draws where `fit` makes validation's.
+        """
+        if self._is_in_step or not self._draws_again:
+            make()
+        else:
+            validation = self.position.validation
+            state, generators = validation.state(), random_generators.states()
+            make()
+            validation.restore(state)
+            random_generators.set_states(generators)
         if self.position.iterator is not None:
             return EpochObserver()
         self.position.attach(iterator)

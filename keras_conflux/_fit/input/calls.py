@@ -4,7 +4,6 @@ By default nobody observes calls of `fit`, and the batches that epochs draw.
 `observers` gets somebody else, once.
 """
 
-import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -165,13 +164,10 @@ class FitObserver:
         del call
         return run()
 
-    def making(self) -> contextlib.AbstractContextManager:
-        """Returns a context in which Keras makes an epoch iterator."""
-        return contextlib.nullcontext()
-
-    def made(self, iterator: Any) -> EpochObserver:
-        """Returns an observer of an epoch iterator that Keras has made."""
+    def follow(self, iterator: Any, make: Callable[[], None]) -> EpochObserver:
+        """Has Keras make an epoch iterator, and returns its observer."""
         del iterator
+        make()
         return EpochObserver()
 
 

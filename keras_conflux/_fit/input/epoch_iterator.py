@@ -7,6 +7,7 @@ Keras 3.10 asks for no last step, and gets none.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterator
@@ -50,18 +51,19 @@ def make(
     One that is made outside of `fit`, `evaluate` and `predict` is TensorFlow's.
     """
     plan, groups = current_plan(), None
-    if plan is None or plan.strategy is not distribute_strategy:
-        with observers[-1].making():
-            original(iterator, distribute_strategy, *args, **kwargs)
-    else:
-        with reshuffling(plan.reshuffles), observers[-1].making():
-            original(iterator, default_strategy(), *args, **kwargs)
+    if plan is not None and plan.strategy is not distribute_strategy:
+        plan = None
+    strategy = distribute_strategy if plan is None else default_strategy()
+    make = functools.partial(original, iterator, strategy, *args, **kwargs)
+    with reshuffling(plan.reshuffles if plan else _reshuffles.get()):
+        observer = observers[-1].follow(iterator, make)
+    if plan is not None:
         # A callback may change the next batch of Python code after each batch.
         waits = plan.steered and keras_iterators.has_python_source(iterator)
         groups = StepGroups(plan, iterator.steps_per_execution, not waits)
         if plan.is_local:
             groups.spec = agree_on_specs(iterator, plan.name)
-    iterator.conflux = _Attachment(observers[-1].made(iterator), groups)
+    iterator.conflux = _Attachment(observer, groups)
 
 
 def enumerate_step_groups(original: Callable, iterator: Any) -> Iterator[tuple]:
