@@ -194,17 +194,19 @@ class KindInference:
         finally:
             self._calls.pop()
 
-    def argument_behind(self, tensor: tf.Tensor) -> Any:
-        """Returns the value of a function's argument, or `None`.
+    def outside(self, tensor: tf.Tensor) -> Any:
+        """Returns what a graph captures, or is given, as a tensor, or `None`.
 
-        It belongs to the call for which the function is traced.
+        An argument belongs to the call for which a function is traced.
         """
         graph = tensor.graph
-        outside = getattr(graph, "outer_graph", None)
-        calls = [given for caller, given in self._calls if caller is outside]
-        if not calls or tensor.op.type != "Placeholder":
-            return None
         captured = bodies.captures(graph)
+        if id(tensor) in captured or tensor.op.type != "Placeholder":
+            return captured.get(id(tensor))
+        around = getattr(graph, "outer_graph", None)
+        calls = [given for caller, given in self._calls if caller is around]
+        if not calls:
+            return None
         arguments = [
             operation.outputs[0].name
             for operation in graph.get_operations()
@@ -309,9 +311,7 @@ class _GraphReader:
         if placeholder.dtype == tf.resource:
             summed = self._all.is_sum(self._outermost(placeholder))
             return COUNTED if summed else EQUAL
-        outside = bodies.captures(self._graph).get(id(placeholder))
-        if outside is None:
-            outside = self._all.argument_behind(placeholder)
+        outside = self._all.outside(placeholder)
         return OPAQUE if outside is None else self._all.of(outside)
 
     def _outermost(self, handle: tf.Tensor) -> Any:

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import math
 from collections.abc import Collection
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +12,7 @@ import tensorflow as tf
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
-from keras_conflux._graphs import bodies
+from keras_conflux._batch_analysis.rule import of_a_sample
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import rewriting
 from keras_conflux._graphs import walks
@@ -102,9 +101,7 @@ def derivation_of(
             _assert_small(tensor, kinds.of(tensor))
             found.sources[id(tensor)] = waiting.pop()
             continue
-        outside = bodies.captures(tensor.graph).get(id(tensor))
-        if outside is None:
-            outside = kinds.argument_behind(tensor)
+        outside = kinds.outside(tensor)
         if outside is not None:
             found.outside[id(tensor)] = waiting[-1] = outside
             continue
@@ -131,11 +128,6 @@ def _assert_small(tensor: tf.Tensor, kind: Kind) -> None:
         raise NotDerivable(tensor.op.name)
 
 
-def of_a_sample(tensor: tf.Tensor) -> int:
-    """Returns how many entries a tensor of known rank has for each sample."""
-    return math.prod(n for n in tensor.shape.as_list() if n is not None)
-
-
 def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
     operation = tensor.op
     if (
@@ -158,10 +150,8 @@ def _needs_others(tensor: tf.Tensor, kinds: KindInference) -> bool:
         is_found = is_of_shape and kinds.marked(each) is None
         return each.op.inputs if is_found else ()
 
-    return any(
-        kind.role is Role.DERIVED or kind.depends_on_other_samples
-        for kind in map(kinds.of, walks.walked([tensor], behind))
-    )
+    walked = walks.walked([tensor], behind)
+    return any(kinds.of(each).needs_all_samples for each in walked)
 
 
 def _is_known(tensor: tf.Tensor, kinds: KindInference) -> bool:

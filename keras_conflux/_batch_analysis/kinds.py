@@ -87,6 +87,11 @@ class Kind:
         return self.mixed or self.divided or self.are_positions
 
     @property
+    def needs_all_samples(self) -> bool:
+        """Whether replicas have to compute a value together."""
+        return self.role is Role.DERIVED or self.depends_on_other_samples
+
+    @property
     def is_out_of_order(self) -> bool:
         """Whether the replicas' rows, joined, differ from one device's."""
         return self.depends_on_other_samples or self.blocks > 1

@@ -18,6 +18,7 @@ from keras_conflux._batch_analysis.rule import LINEAR
 from keras_conflux._batch_analysis.rule import ROWS
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import like
+from keras_conflux._batch_analysis.rule import of_a_sample
 from keras_conflux._batch_analysis.rule import rules_of
 from keras_conflux._batch_analysis.rule import static_value
 from keras_conflux._batch_analysis.shapes import moved_size
@@ -145,12 +146,9 @@ def _keeps_rows_apart(operation: tf.Operation) -> bool:
 def _sizes_of_rows(operation: tf.Operation) -> tuple[int, int] | None:
     """Returns how many numbers a row has before a reshape and after it."""
     tensors = operation.inputs[0], operation.outputs[0]
-    sizes = [tensor.shape.as_list() for tensor in tensors]
-    if any(each.count(None) != 1 for each in sizes):
+    if any(each.shape.as_list().count(None) != 1 for each in tensors):
         return None
-    before, after = (
-        math.prod(size for size in each if size is not None) for each in sizes
-    )
+    before, after = map(of_a_sample, tensors)
     return before, after
 
 

@@ -1,6 +1,7 @@
 """Rules of kinds, and the default where no rule accepts the kinds."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from types import EllipsisType
 from typing import Any
@@ -156,6 +157,11 @@ def has_one_entry(tensor: tf.Tensor, output: tf.Tensor, axis: int) -> bool:
         return False
     own = axis - output.shape.rank + tensor.shape.rank
     return own < 0 or tensor.shape[own] == 1
+
+
+def of_a_sample(tensor: tf.Tensor) -> int:
+    """Returns how many entries a tensor of known rank has for each sample."""
+    return math.prod(n for n in tensor.shape.as_list() if n is not None)
 
 
 def rows_among(inputs: list[Kind]) -> list[Kind]:

@@ -163,8 +163,7 @@ class _Functions(steps.Part):
         A value of several samples may have been made of other inputs before.
         """
         kind = self.step.kinds.of(leaf)
-        follows = kind.role is Role.DERIVED or kind.depends_on_other_samples
-        return (kind, id(leaf)) if follows else kind
+        return (kind, id(leaf)) if kind.needs_all_samples else kind
 
 
 def _flat(tree: Any) -> list[Any]:

@@ -119,8 +119,7 @@ def _exchanged(inputs: Any, step: Step) -> Any:
         if not isinstance(value, tf.Tensor) or not value.shape.rank:
             return value
         kind = step.kinds.of(value)
-        differs = kind.role is Role.DERIVED or kind.depends_on_other_samples
-        if value.shape[0] is not None or not differs:
+        if value.shape[0] is not None or not kind.needs_all_samples:
             return value
         if not _is_mixed(kind):
             found = None

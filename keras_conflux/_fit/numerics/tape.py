@@ -245,7 +245,10 @@ def _through_reductions(
     differentiate, such as counts of labels, need no derivatives. Gradients by
     the tensors of the ids `mixed` depend on the whole batch.
     """
-    made_of_all = [_is_of_all_samples(source, step) for source in sources]
+    made_of_all = [
+        isinstance(x, tf.Tensor) and step.kinds.of(x).needs_all_samples
+        for x in sources
+    ]
     if all(made_of_all):  # the derivatives are computed once more, as these are
         return [(target, None)]
     if any(made_of_all):
@@ -270,14 +273,6 @@ def _through_reductions(
         if slope is not None:
             seeded.append((source, own_slope(source, slope, step)))
     return seeded or [(target, tf.zeros_like(target))]
-
-
-def _is_of_all_samples(source: Any, step: Step) -> bool:
-    """Whether a source is a value that replicas must compute together."""
-    if not isinstance(source, tf.Tensor):
-        return False
-    kind = step.kinds.of(source)
-    return kind.role is Role.DERIVED or kind.depends_on_other_samples
 
 
 def _reduced(
