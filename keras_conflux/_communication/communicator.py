@@ -47,8 +47,7 @@ from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import compute_capability
-from keras_conflux._graphs.effects import Effect
-from keras_conflux._graphs.effects import effect_of
+from keras_conflux._graphs.effects import waits
 
 # Far from the keys that TensorFlow's own strategies count up from 1.
 _FIRST_GROUP_KEY = 1 << 20
@@ -373,8 +372,7 @@ class Communicator:
             yield
             if trace.graph is not None and trace.lock is not None:
                 made = trace.graph.get_operations()[before:]
-                waits = [x for x in made if Effect.WAITS in effect_of(x)]
-                with tf.control_dependencies(waits):
+                with tf.control_dependencies(filter(waits, made)):
                     tf.raw_ops.ConsumeMutexLock(mutex_lock=trace.lock)
         finally:
             trace.lock = None  # an eager one ends with its tensor

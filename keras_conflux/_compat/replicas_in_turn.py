@@ -19,6 +19,7 @@ from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.distribute import shared_variable_creator
 
 from keras_conflux._compat.tensorflow_tracing import note_rank
+from keras_conflux._graphs import bodies
 from keras_conflux._graphs import resources
 from keras_conflux._graphs.effects import Effect
 from keras_conflux._graphs.effects import of_type
@@ -189,10 +190,7 @@ _of_one_replica: Any = weakref.WeakSet()
 
 def mark_replica_specific() -> None:
     """Marks the graph that is traced here as one of a single replica."""
-    graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        _of_one_replica.add(graph)
-        graph = getattr(graph, "outer_graph", None)
+    _of_one_replica.update(bodies.being_traced())
 
 
 class SharedTrace:

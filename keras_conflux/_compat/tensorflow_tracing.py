@@ -21,6 +21,7 @@ from tensorflow.python.ops import script_ops
 from tensorflow.python.ops import summary_ops_v2
 
 from keras_conflux._common.contexts import having
+from keras_conflux._graphs import bodies
 
 _OFF = type(tf.compat.v1.GraphOptions().rewrite_options).OFF
 _VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
@@ -75,11 +76,11 @@ def _is_in(kinds: Any) -> bool:
     thread = threading.current_thread()
     replica = tf.distribute.get_replica_context()
     replica_graph = getattr(replica, "graph", getattr(thread, "graph", None))
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None and graph is not replica_graph:
+    for graph in bodies.being_traced():
+        if graph is replica_graph:
+            break
         if isinstance(graph, kinds):
             return True
-        graph = getattr(graph, "outer_graph", None)
     return is_vectorized()
 
 
@@ -111,10 +112,8 @@ def note_rank() -> None:
     """Notes that a program has asked for its rank, if not inside `of_rank`."""
     if is_of_rank(f"{tf.get_current_name_scope()}/"):
         return
-    graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None:
+    for graph in bodies.being_traced():
         graph.conflux_ranks = ranks_asked_in(graph) + 1
-        graph = getattr(graph, "outer_graph", None)
 
 
 def ranks_asked_in(graph: Any) -> int:

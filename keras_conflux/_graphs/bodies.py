@@ -50,12 +50,17 @@ def is_eager(tensor: Any) -> bool:
     return isinstance(tensor, tf.__internal__.EagerTensor)
 
 
+def being_traced() -> Iterator[Any]:
+    """Yields the graph that is being traced, and those around it."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
 def is_reachable(tensor: tf.Tensor) -> bool:
     """Whether the graph that is being traced can use a tensor."""
-    graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None and graph is not tensor.graph:
-        graph = getattr(graph, "outer_graph", None)
-    return graph is not None
+    return any(graph is tensor.graph for graph in being_traced())
 
 
 def function_named(graph: Any, name: str) -> Any:
@@ -86,11 +91,6 @@ def arguments(
     """Pairs the inputs of a graph with those of the operation that runs it."""
     given = operation.inputs[-len(body.inputs) :]  # without a condition
     return zip(body.inputs, given, strict=False)
-
-
-def operations_of(graph: Any) -> list[tf.Operation]:
-    """Returns the operations of a graph, without its placeholders."""
-    return [x for x in graph.get_operations() if x.type != "Placeholder"]
 
 
 def functions_of(operation: tf.Operation) -> list[str]:

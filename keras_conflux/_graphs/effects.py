@@ -76,7 +76,7 @@ def effect_of(operation: tf.Operation) -> Effect:
     if None in inside:
         return Effect.OTHER
     if inside:
-        runs = itertools.chain(*map(bodies.operations_of, inside))
+        runs = itertools.chain(*(each.get_operations() for each in inside))
         return functools.reduce(operator.or_, map(effect_of, runs), Effect(0))
     kind = operation.type
     if kind == "XlaCallModule":
