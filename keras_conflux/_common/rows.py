@@ -77,6 +77,12 @@ def bounds(length: Any, index: Any, count: int) -> tuple[Any, Any]:
     return begin, end
 
 
+def sizes(length: int, count: int) -> list[int]:
+    """Returns how many of `length` samples each replica's shard has."""
+    limits = [bounds(length, index, count) for index in range(count)]
+    return [end - begin for begin, end in limits]
+
+
 def _minimum(one: Any, other: Any) -> Any:
     if tf.is_tensor(one) or tf.is_tensor(other):
         return tf.minimum(tf.cast(one, tf.int64), tf.cast(other, tf.int64))

@@ -125,9 +125,8 @@ class BatchSharder:
         total = rows.sample_count(batch, self._parts)
         if self._parts > 1:
             self._warn_of_lengths(rows.sample_counts(batch))
-        limits = [rows.bounds(total, index, count) for index in range(count)]
         shard = specs_of_shard(self._specs(batch, spec), count)
-        sizes = tuple(end - begin for begin, end in limits)
+        sizes = tuple(rows.sizes(total, count))
         return sizes, [shard] * len(self._placement.devices)
 
     def _warn_of_lengths(self, lengths: dict[str, int]) -> None:

@@ -140,12 +140,7 @@ class LocalSharder(BatchSharder):
                 self._latest = self._on_devices(given, own, spec)
         self._latest_kind = kinds[root]
         count = len(self._strategy.devices)
-        limits = [
-            rows.bounds(total, index, count)
-            for total in samples
-            for index in range(count)
-        ]
-        sizes = tuple(end - begin for begin, end in limits)
+        sizes = tuple(x for n in samples for x in rows.sizes(n, count))
         assert self._latest is not None
         joined = dataclasses.replace(self._latest, sizes=sizes)
         # A program that is traced for a number of samples takes it for granted.

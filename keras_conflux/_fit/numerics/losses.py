@@ -56,15 +56,14 @@ def reduce_values(
     ):
         return original(values, sample_weight, reduction)
     fraction = tf.cast(step.batch_fraction, values.dtype)
-    if reduction == "sum":
-        loss = original(values, sample_weight, reduction)
-        loss = tf.math.divide_no_nan(loss, fraction)
-    elif reduction == "mean_with_sample_weight" and sample_weight is not None:
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
         total = tf.reduce_sum(tf.cast(sample_weight, values.dtype))
         total = _of_all(total, fraction, step)
         loss = tf.math.divide_no_nan(tf.reduce_sum(values), total * fraction)
     else:
         loss = original(values, sample_weight, reduction)
+        if reduction == "sum":
+            loss = tf.math.divide_no_nan(loss, fraction)
     step.kinds.mark(loss, MEAN)
     return loss
 
