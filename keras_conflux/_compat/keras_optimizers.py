@@ -85,7 +85,8 @@ def _updates_as_one_of(optimizer: Any, classes: Sequence[type]) -> bool:
 def updated_together(optimizer: Any) -> list[list[Any]]:
     """Returns for each variable the variable, and its own optimizer state.
 
-    All lists of one variable, or `None`, for each count as such state.
+    All lists of one variable, or `None`, for each count as such state, of
+    which variables of one shape have the same.
     """
     trained = optimizer._trainable_variables
     kept = [
@@ -96,7 +97,7 @@ def updated_together(optimizer: Any) -> list[list[Any]]:
     # Adafactor puts the integer 0 in the place of missing state of a variable.
     # TensorFlow has integers on the CPU, where XLA cannot read them.
     return [
-        [variable, *map(_unless_integer, own)]
+        [variable, *filter(_is_updated, own)]
         for variable, *own in zip(trained, *kept, strict=True)
     ]
 
@@ -128,10 +129,8 @@ def index_of(optimizer: Any, variable: tf.Variable) -> int:
     return optimizer._get_variable_index(variable)
 
 
-def _unless_integer(variable: keras.Variable | None) -> keras.Variable | None:
-    if variable is None or variable.dtype.startswith("int"):
-        return None
-    return variable
+def _is_updated(state: keras.Variable | None) -> bool:
+    return state is not None and not state.dtype.startswith("int")
 
 
 _NOT_UPDATED = (

@@ -23,9 +23,7 @@ from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
 
 _Iterated = Callable[[tf.Tensor], tf.Tensor]
-_Matrix = tuple[
-    tf.Tensor, Sequence[keras.Variable | None], list[tf.Tensor | None]
-]
+_Matrix = tuple[tf.Tensor, Sequence[keras.Variable], list[tf.Tensor]]
 """A gradient, the matrix and its optimizer state, and their values."""
 
 
@@ -82,16 +80,13 @@ def _deals(optimizer: Any, learning_rate: Any) -> bool:
 
 
 def _matrix(gradient: Any, variables: Sequence[Any]) -> _Matrix:
-    values = [
-        None if x is None else tf.convert_to_tensor(state.backing(x))
-        for x in variables
-    ]
+    values = [tf.convert_to_tensor(state.backing(x)) for x in variables]
     return tf.convert_to_tensor(gradient), variables, values
 
 
 def _updated(
     shared: given_tensors.SharedUpdate, matrix: _Matrix, answer: _Iterated
-) -> list[tf.Tensor | None]:
+) -> list[tuple[keras.Variable, tf.Tensor]]:
     """Returns new values, with an answer in place of the iterations."""
     with _answer.to(answer):
         return shared.of(*matrix, inline=True)
@@ -114,10 +109,7 @@ def _update(
     shared: given_tensors.SharedUpdate, matrix: _Matrix, iterated: tf.Tensor
 ) -> None:
     """Writes the matrix, and its optimizer state."""
-    new = _updated(shared, matrix, lambda _: iterated)
-    for variable, value in zip(matrix[1], new, strict=True):
-        if variable is None or value is None:
-            continue
+    for variable, value in _updated(shared, matrix, lambda _: iterated):
         if state.is_in_parts(variable):
             state.backing(variable).assign(value, read_value=False)
         else:

@@ -51,20 +51,19 @@ def update(
 def _has_updated(
     shared: given_tensors.SharedUpdate,
     gradient: Any,
-    kept: Sequence[keras.Variable | None],
+    kept: Sequence[keras.Variable],
 ) -> bool:
     """Updates one variable with tensors, if that is possible."""
     is_known = isinstance(kept[0], keras.Variable)
     if not is_known or not isinstance(gradient, tf.Tensor):
         return False
-    values = [None if x is None else tf.convert_to_tensor(x) for x in kept]
+    values = [tf.convert_to_tensor(x) for x in kept]
     try:
         found = shared.of(gradient, kept, values)
     except given_tensors.WritesOthers:
         return False
-    for each, value in zip(kept, found, strict=True):
-        if each is not None and value is not None:
-            given_tensors.overwrite(state.backing(each), value)
+    for each, value in found:
+        given_tensors.overwrite(state.backing(each), value)
     return True
 
 

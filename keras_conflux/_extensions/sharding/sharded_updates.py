@@ -177,11 +177,8 @@ class ShardedUpdates(steps.Part):
                 continue
             backing = keras_variables.backing(variable)
             kept = together[keras_optimizers.index_of(optimizer, backing)]
-            found = [None if x is None else self._read(x, layout) for x in kept]
-            new = shared.of(g, kept, found)
-            for each, value in zip(kept, new, strict=True):
-                if each is None or value is None:
-                    continue
+            values = [self._read(x, layout) for x in kept]
+            for each, value in shared.of(g, kept, values):
                 is_cut = state.is_in_parts(each)
                 if self.by_parts and not is_cut:
                     cut.append((state.own_copy(each), layout, value))

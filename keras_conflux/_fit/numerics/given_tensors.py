@@ -90,7 +90,7 @@ class SharedUpdate:
     def __init__(self, optimizer: Any, learning_rate: Any) -> None:
         self._optimizer = optimizer
         self._learning_rate = learning_rate
-        self._variables: Sequence[keras.Variable | None] = []
+        self._variables: Sequence[keras.Variable] = []
         self._function = tf.function(
             self._updated,
             autograph=False,
@@ -100,30 +100,27 @@ class SharedUpdate:
     def of(
         self,
         gradient: tf.Tensor,
-        variables: Sequence[keras.Variable | None],
-        values: list[tf.Tensor | None],
+        variables: Sequence[keras.Variable],
+        values: list[tf.Tensor],
         inline: bool = False,
-    ) -> list[tf.Tensor | None]:
-        """Returns the new values of the variables that the update changes.
+    ) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns the variables that the update changes, with new values.
 
         The updated variable, of which `gradient` is, comes first, and then its
         own optimizer state. Their values may have any shape that the optimizer
         can update. It raises `WritesOthers` if it writes something else.
         """
         self._variables = variables
-        if inline or not steps.in_xla():
-            return self._updated(gradient, values)
-        function = self._function.get_concrete_function(gradient, values)
-        return function(gradient, values)
+        updated: Any = self._updated
+        if steps.in_xla() and not inline:
+            updated = self._function.get_concrete_function(gradient, values)
+        new = zip(variables, updated(gradient, values), strict=True)
+        return [(each, value) for each, value in new if value is not None]
 
     def _updated(
-        self, gradient: tf.Tensor, values: list[tf.Tensor | None]
+        self, gradient: tf.Tensor, values: list[tf.Tensor]
     ) -> list[tf.Tensor | None]:
-        known = [
-            (variable, value)
-            for variable, value in zip(self._variables, values, strict=True)
-            if variable is not None and value is not None
-        ]
+        known = [*zip(self._variables, values, strict=True)]
         late = keras_optimizers.reads_late(self._optimizer)
         with GivenTensors(known, late) as scope:
             before = scope.values.copy()
