@@ -22,14 +22,12 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.contexts import having
-from keras_conflux._communication import dtypes
 from keras_conflux._communication.tree_collectives import GATHERED_TOGETHER
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_xla
-from keras_conflux._extensions.sharding import narrow_gradients
 from keras_conflux._extensions.sharding import order_of_tracing
 from keras_conflux._extensions.sharding import sharded_updates
 from keras_conflux._extensions.sharding.layout import Layout
@@ -119,7 +117,11 @@ class _Unit:
 
             def gradient(*upstream: Any) -> list[tf.Tensor | None]:
                 where = GatheredWeights.of(step).asked_of(self.variables)
-                reduced = self._scattered(upstream, parts, where)
+                cut = [
+                    (upstream[i], _layout(self.variables[i]), parts[i].dtype)
+                    for i in where
+                ]
+                reduced = sharded_updates.as_parts(cut, has_samples())
                 sums = dict(zip(where, reduced, strict=True))
                 return [sums.get(i) for i in range(len(parts))]
 
@@ -150,25 +152,6 @@ class _Unit:
             _layout(variable).whole(flat)
             for variable, flat in zip(self.variables, flats, strict=True)
         ]
-
-    def _scattered(
-        self,
-        upstream: Sequence[Any],
-        parts: Sequence[tf.Tensor],
-        where: Sequence[int],
-    ) -> list[tf.Tensor]:
-        """Sums gradients by whole weights, `where` they are asked for.
-
-        Those of all replicas are added up in the dtype of the parts.
-        """
-        present = has_samples()
-        layouts = [*map(_layout, self.variables)]
-        flats: list[tf.Tensor] = []
-        for i in where:
-            written = narrow_gradients.as_written(upstream[i], parts[i].dtype)
-            flats.append(layouts[i].flat(dtypes.weighted(written, present)))
-        wide = [parts[i].dtype for i in where]
-        return replica_collectives().scattered(flats, wide) if where else []
 
 
 class GatheredWeights(steps.Part):

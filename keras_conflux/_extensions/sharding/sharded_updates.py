@@ -8,6 +8,7 @@ replica, which keeps its part of the result.
 
 import contextlib
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +41,7 @@ class ShardedUpdates(steps.Part):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self._variables: Sequence[Any] | None = None
+        self._is_running = False
         self._layouts: list[Layout | None] = []
 
     @classmethod
@@ -50,7 +51,7 @@ class ShardedUpdates(steps.Part):
         if step is None or not in_replica():
             return None
         found = cls.of(step)
-        return None if found._variables is None else found
+        return found if found._is_running else None
 
     @contextlib.contextmanager
     def of_variables(
@@ -58,16 +59,13 @@ class ShardedUpdates(steps.Part):
     ) -> Iterator[None]:
         """Notes the variables to which an optimizer applies gradients."""
         self._optimizer = optimizer
-        self._variables = variables
         self._layouts = layouts_of(variables)
         strategy: Any = tf.distribute.get_strategy()
         refused = cutting.refusal(optimizer, strategy.shard)
         if refused and any(self._layouts):
             raise NotImplementedError(refused)
-        try:
+        with having(self, _is_running=True):
             yield
-        finally:
-            self._variables = None
 
     @property
     def by_parts(self) -> bool:
@@ -104,19 +102,15 @@ class ShardedUpdates(steps.Part):
         """Sums the replicas' summands, and joins cut gradients."""
         collectives = replica_collectives()
         cut = [
-            i
-            for i, layout in enumerate(self._layouts)
-            if layout is not None and layout.is_part(grads[i])
+            layout if layout is not None and layout.is_part(g) else None
+            for g, layout in zip(grads, self._layouts, strict=True)
         ]
-        rest = [i for i in range(len(grads)) if i not in cut]
-        sums = collectives.all_reduce("sum", [grads[i] for i in rest])
-        found = dict(zip(rest, sums, strict=True))
-        flats = collectives.gathered([grads[i] for i in cut])
-        for i, flat in zip(cut, flats, strict=True):
-            layout = self._layouts[i]
-            assert layout is not None, "it is cut"
-            found[i] = layout.whole(flat)
-        return [found[i] for i in range(len(grads))]
+        pairs = [*zip(grads, cut, strict=True)]
+        rest = [g for g, layout in pairs if layout is None]
+        sums = iter(collectives.all_reduce("sum", rest))
+        parts = [g for g, layout in pairs if layout is not None]
+        flats = iter(collectives.gathered(parts))
+        return [x.whole(next(flats)) if x else next(sums) for x in cut]
 
     def accumulated(self, variable: keras.Variable) -> tf.Variable | None:
         """Returns a replica's part of an accumulator that lies in parts."""
@@ -252,17 +246,25 @@ def _in_parts(
     whole = [i for i, layout in enumerate(layouts) if layout is None]
     sums = of_wholes([grads[i] for i in whole], whole)
     found.update(zip(whole, sums, strict=True))
-    where: list[int] = []
-    flats: list[tf.Tensor] = []
-    for i, (g, layout) in enumerate(zip(grads, layouts, strict=True)):
-        if layout is not None and g is not None and not layout.is_part(g):
-            where.append(i)
-            dense = narrow_gradients.as_written(g, g.dtype)
-            flats.append(layout.flat(dtypes.weighted(dense, weight)))
-    wide = [grads[i].dtype for i in where]
-    parts = replica_collectives().scattered(flats, wide)
-    found.update(zip(where, parts, strict=True))
+    cut = {
+        i: (g, layout, g.dtype)
+        for i, (g, layout) in enumerate(zip(grads, layouts, strict=True))
+        if layout is not None and g is not None and not layout.is_part(g)
+    }
+    found.update(zip(cut, as_parts(cut.values(), weight), strict=True))
     return [*found.values()]
+
+
+def as_parts(
+    cut: Iterable[tuple[Any, Layout, tf.DType]], weight: tf.Tensor | None
+) -> list[tf.Tensor]:
+    """Returns a replica's parts of sums of weighted gradients, in dtypes."""
+    flats, wide = [], []
+    for g, layout, dtype in cut:
+        written = narrow_gradients.as_written(g, dtype)
+        flats.append(layout.flat(dtypes.weighted(written, weight)))
+        wide.append(dtype)
+    return replica_collectives().scattered(flats, wide)
 
 
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
