@@ -29,14 +29,6 @@ def container_of(handle: Any) -> Any:
     return getattr(handle, "_distributed_container", lambda: None)()
 
 
-def uses_of(variable: tf.Variable) -> list[tf.Operation]:
-    """Returns the operations that use a variable in the current graph."""
-    # A graph knows a variable by a placeholder for its handle, which
-    # FuncGraph.capture makes at the first use and finds again.
-    graph: Any = tf.compat.v1.get_default_graph()
-    return graph.capture(variable.handle).consumers()
-
-
 def uses_of_resources(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
     """Yields resources, as known outside of all graphs, and who uses them."""
     for placeholder in list(getattr(graph, "internal_captures", ())):

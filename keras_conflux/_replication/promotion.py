@@ -105,17 +105,6 @@ def promote_beside(
     return strategy
 
 
-def adopt(
-    model: keras.Model,
-    variables: Sequence[keras.Variable],
-    strategy: ReplicatedStrategy,
-) -> None:
-    """Replicates variables of steps, and counts them among a model's."""
-    if variables:
-        state.adopt(model, variables)
-        promote_new_state(model, strategy)
-
-
 def demote(target: Any) -> None:
     """Puts a model or optimizer back on one device, with all state kept."""
     owners = list(state.stateful_objects(target))

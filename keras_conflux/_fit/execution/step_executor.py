@@ -149,8 +149,9 @@ class StepExecutor:
                 found = again.findings
                 if found.counted is not None:
                     self._refuse(found.counted, needs)
-                untracked = [*found.untracked.values()]
-                promotion.adopt(self._model, untracked, self._strategy)
+                if found.untracked:
+                    state.adopt(self._model, found.untracked.values())
+                    promotion.promote_new_state(self._model, self._strategy)
             except tf.errors.InvalidArgumentError as error:
                 self._note_sizes(error, batch.sizes)
                 raise

@@ -18,7 +18,6 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.global_values import global_values
-from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import rank_as_tensor
@@ -171,9 +170,10 @@ def is_made_of(value: Any, variable: keras.Variable) -> bool:
     """Whether a traced value depends on the old value of a replica's copy."""
     if not tf.is_tensor(value):
         return False
-    uses = resources.uses_of(state.own_copy(variable))
-    reads = [op for op in uses if op.type == "ReadVariableOp"]
-    return walks.depends_on([value.op], reads)
+    # The placeholder for its handle is made at the first use, and found again.
+    graph: Any = tf.compat.v1.get_default_graph()
+    handle = graph.capture(state.own_copy(variable).handle)
+    return walks.depends_on([value.op], _reads(handle))
 
 
 def adds(write: tf.Operation) -> bool:
@@ -184,9 +184,11 @@ def adds(write: tf.Operation) -> bool:
     known = tf.get_static_value(value)
     if known is not None:
         return not known.any()
-    uses = write.inputs[0].consumers()
-    reads = [x for x in uses if x.type == "ReadVariableOp"]
-    return _is_sum_with(value, reads)
+    return _is_sum_with(value, _reads(write.inputs[0]))
+
+
+def _reads(handle: tf.Tensor) -> list[tf.Operation]:
+    return [x for x in handle.consumers() if x.type == "ReadVariableOp"]
 
 
 def _is_sum_with(value: tf.Tensor, reads: list[tf.Operation]) -> bool:
