@@ -34,13 +34,19 @@ def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
 
     It raises `NotDerivable` if one of them cannot be computed.
     """
-    whole = step.kinds.whole
-    derivations = [derivation_of(x, step.kinds, whole) for x in tensors]
-    sources = {k: x for each in derivations for k, x in each.sources.items()}
-    known = whole | reduced_by_role(sources, step)
-    results = [recomputed(each, known, step) for each in derivations]
+    results = _computed(tensors, step.kinds.whole, step)
     step.kinds.mark_equal(results)
     return results
+
+
+def _computed(
+    tensors: list[tf.Tensor], known: dict[int, tf.Tensor], step: Step
+) -> list[tf.Tensor]:
+    """Returns one device's values. Some are known, by the ids of tensors."""
+    derivations = [derivation_of(x, step.kinds, known) for x in tensors]
+    sources = {k: x for each in derivations for k, x in each.sources.items()}
+    known = known | reduced_by_role(sources, step)
+    return [recomputed(each, known, step) for each in derivations]
 
 
 def recomputed(
@@ -72,17 +78,8 @@ def _own_gradient(
     if found is None:
         raise NotDerivable(operation.name)
     given = known | dict(zip(map(id, stand_ins), upstream, strict=True))
-    derivations = [
-        None if each is None else derivation_of(each, step.kinds, given)
-        for each in found
-    ]
-    present = [each.sources for each in derivations if each is not None]
-    sources = {key: x for each in present for key, x in each.items()}
-    given.update(reduced_by_role(sources, step))
-    return [
-        None if each is None else recomputed(each, given, step)
-        for each in derivations
-    ]
+    slopes = _computed([x for x in found if x is not None], given, step)
+    return [None if x is None else slopes.pop(0) for x in found]
 
 
 def _stand_in(output: tf.Tensor, step: Step) -> tf.Tensor:
