@@ -50,7 +50,6 @@ class Draws(Exit):
         """Whether `keras.random`, if it draws, draws rows by a seed."""
         self.rows: DrawnRows | None = None
         """The rows that operations draw in place of a whole shape."""
-        self._counted: str | None = None
         self.by_sample: frozenset[int] = frozenset()
         """The multiples of the samples' number that are rows of each, by their
         numbers, in the order in which a step draws them."""
@@ -75,7 +74,7 @@ class Draws(Exit):
 
     def report(self, findings: TraceFindings) -> None:
         """See `Exit`."""
-        findings.counted = findings.counted or self._counted
+        super().report(findings)
         findings.by_sample.update(
             number
             for number, (drawn, kind) in self._joined.items()
@@ -115,7 +114,7 @@ class Draws(Exit):
                 drawn = of_rows(rows) if of_rows and rows else function()
         except NotDerivable as reason:
             if isinstance(seed, int) and isinstance(reason, OfConstant):
-                self._counted = "draws random numbers of an integer seed"
+                self.counted = "draws random numbers of an integer seed"
             else:
                 _warn_of(function.func.__name__, self.step)
             with having(self, _takes_rows=False, rows=None):

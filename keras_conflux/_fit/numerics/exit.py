@@ -59,12 +59,16 @@ class TraceAgain(Exception):
 class Exit(Part):
     """One of the ways out of the step of one replica."""
 
+    counted: str | None = None
+    """Its use of a number that may be the number of the replica's samples."""
+
     def end(self, output: Tree) -> Tree:
         """Makes values global that have left a step, and returns its result."""
         return output
 
     def report(self, findings: TraceFindings) -> None:
         """Adds reasons against the trace."""
+        findings.counted = findings.counted or self.counted
 
     def merge(self, merged: Merged) -> None:
         """Merges the values of all replicas, outside of them."""

@@ -88,11 +88,6 @@ class Writes(Exit):
         self._before: dict[int, Any] = {}
         self._own_statistics: set[int] = set()
         self._untracked: dict[int, keras.Variable] = {}
-        self._counted: str | None = None
-
-    def report(self, findings: TraceFindings) -> None:
-        """See `Exit`."""
-        findings.counted = findings.counted or self._counted
 
     def assert_tracked(self) -> None:
         """Raises `TraceAgain` if the step has written single copies."""
@@ -152,7 +147,7 @@ class Writes(Exit):
             and self.step.known_sizes
             and not self.step.kinds.depends_on_samples(value)
         ):
-            self._counted = (
+            self.counted = (
                 f"sets the variable {state.name_of(variable)!r} to a constant, "
                 "or adds one"
             )
