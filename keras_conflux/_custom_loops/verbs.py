@@ -111,7 +111,7 @@ def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
     this, present = _this_replica(), has_samples()
     step, of_fit = steps.current(), steps.current_fit_step()
     if steps.in_xla() and op.is_linear:  # which cannot join unknown rows
-        tree = trees.map_leaves(lambda leaf: dense([leaf])[0], tree)
+        tree = trees.map_leaves(dense, tree)
     if step is not None and op.takes_weights:
         _warn_of_averaged(tree, step)
         Means.of(step).note(tree, weight)

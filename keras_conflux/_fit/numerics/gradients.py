@@ -280,20 +280,18 @@ def repeatable(grads: list[Any]) -> list[Any]:
     There, rows that occur twice are added up in any order, so that applying
     the same sparse gradient would give each replica other roundings.
     """
-    return dense(grads) if replica_collectives().on_gpu else grads
+    return [*map(dense, grads)] if replica_collectives().on_gpu else grads
 
 
-def dense(grads: list[Any]) -> list[Any]:
-    """Makes sparse gradients dense."""
-    return [_dense(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
-
-
-def _dense(sparse: tf.IndexedSlices) -> tf.Tensor:
+def dense(gradient: Any) -> Any:
+    """Makes a gradient dense, if it is sparse."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
     # XLA would give a sum of two axes the layout of its indices, turned or not.
-    rows, shape = tf.expand_dims(sparse.values, 1), sparse.dense_shape
+    rows, shape = tf.expand_dims(gradient.values, 1), gradient.dense_shape
     if shape is None:
-        return tf.convert_to_tensor(sparse)  # which names the missing shape
-    sums = tf.math.unsorted_segment_sum(rows, sparse.indices, shape[0])
+        return tf.convert_to_tensor(gradient)  # which names the missing shape
+    sums = tf.math.unsorted_segment_sum(rows, gradient.indices, shape[0])
     return tf.reshape(sums, shape)
 
 
