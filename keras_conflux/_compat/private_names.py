@@ -6,7 +6,6 @@ import inspect
 import pkgutil
 import re
 import types
-from collections.abc import Iterable
 from typing import Any
 
 
@@ -64,30 +63,22 @@ def module_if_any(name: str) -> Any:
         return types.ModuleType(name)
 
 
-def problems(names: Iterable[ListedName], version: tuple) -> list[str]:
-    """Returns a phrase for each name that is missing or has changed."""
-    return [
-        f"`{name.path}` {problem}"
-        for name in names
-        if name.is_in(version)
-        if (problem := _problem(name)) is not None
-    ]
-
-
-def _problem(name: ListedName) -> str | None:
+def problem(name: ListedName) -> str | None:
+    """Returns a phrase if a name is missing or has changed."""
+    path = f"`{name.path}`"
     try:
         found = pkgutil.resolve_name(name.path)
     except (ImportError, AttributeError):
-        return "is missing"
+        return f"{path} is missing"
     if name.parameters is not None:
         parameters = ", ".join(inspect.signature(found).parameters)
         if parameters != name.parameters:
-            return f"takes ({parameters}), not ({name.parameters})"
+            return f"{path} takes ({parameters}), not ({name.parameters})"
     if not name.mentions:
         return None
     known = _mentioned(found)
     missing = [m for m in name.mentions.split(", ") if m not in known]
-    return f"does not use `{'`, `'.join(missing)}`" if missing else None
+    return f"{path} does not use `{'`, `'.join(missing)}`" if missing else None
 
 
 def _mentioned(whole: Any) -> set[str]:

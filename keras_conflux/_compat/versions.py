@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 
 from keras_conflux._compat.private_names import ListedName
-from keras_conflux._compat.private_names import problems
+from keras_conflux._compat.private_names import problem
 from keras_conflux._compat.private_names import version_numbers
 
 TESTED_KERAS = (3, 10), (3, 15)
@@ -73,7 +73,8 @@ def misfits(extensions: Mapping[str, Iterable[ListedName]]) -> dict[str, str]:
 def _wrong(names: Iterable[ListedName]) -> list[str]:
     keras, tensorflow = map(version_numbers, _versions())
     versions = {"keras": keras, "tensorflow": tensorflow}
-    return [y for x in names for y in problems([x], versions[x.library])]
+    here = [x for x in names if x.is_in(versions[x.library])]
+    return [*filter(None, map(problem, here))]
 
 
 def untested() -> str | None:

@@ -24,7 +24,7 @@ from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._compat.private_names import ListedName
 from keras_conflux._compat.private_names import Private
 from keras_conflux._compat.private_names import Public
-from keras_conflux._compat.private_names import problems
+from keras_conflux._compat.private_names import problem
 from keras_conflux._extensions import installation
 from keras_conflux._extensions import self_check
 from keras_conflux._extensions.common import private_names
@@ -85,10 +85,9 @@ def test_an_attribute_that_is_renamed_is_noticed():
 
     name = Private(f"{__name__}:build", mentions="_accumulated")
     globals()["build"] = build
-    assert problems([name], (3, 15)) == [
-        f"`{__name__}:build` does not use `_accumulated`"
-    ]
-    assert problems([Private("keras:not_yet", since=(4, 0))], (3, 15)) == []
+    path = f"{__name__}:build"
+    assert problem(name) == f"`{path}` does not use `_accumulated`"
+    assert not Private("keras:not_yet", since=(4, 0)).is_in((3, 15))
 
 
 def test_a_method_is_found_where_a_class_inherits_it():
@@ -104,7 +103,7 @@ def test_a_method_is_found_where_a_class_inherits_it():
     assert ListedName(f"{path}.build").owner is Made
     assert ListedName(f"{path}.none").owner is Heir
     attributes = Private(path, mentions="_made, build, _lost")
-    assert problems([attributes], (3, 15)) == [f"`{path}` does not use `_lost`"]
+    assert problem(attributes) == f"`{path}` does not use `_lost`"
 
 
 def test_names_are_public_or_private():
