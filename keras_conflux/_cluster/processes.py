@@ -206,7 +206,8 @@ def _connected(
     if silent:
         return f"Nobody answers at: {', '.join(silent)}."
     try:
-        with _ending_after(timeout + _LATE_SECONDS, index == 0):
+        late = timeout + _LATE_SECONDS
+        with contextlib.nullcontext() if index else _ending_after(late):
             tensorflow_processes.connect(addresses, index, heartbeat, timeout)
         if loopback.are_local(addresses):
             loopback.close_to_other_hosts(addresses[index])
@@ -216,15 +217,12 @@ def _connected(
 
 
 @contextlib.contextmanager
-def _ending_after(seconds: float, is_first: bool) -> Iterator[None]:
-    """Ends the first process, with a traceback, if something takes longer.
+def _ending_after(seconds: float) -> Iterator[None]:
+    """Ends this process, the first, with a traceback, if it takes longer.
 
     It may wait for a dead one without an end, and holds Python's lock
     meanwhile. A timer of `faulthandler` does not need that.
     """
-    if not is_first:
-        yield
-        return
     seconds = min(seconds, threading.TIMEOUT_MAX)
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
     try:

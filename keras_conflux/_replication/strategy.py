@@ -98,19 +98,15 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         self.shard = shard
         self.microbatches = check_microbatches(microbatches)
         self.devices = find_devices(devices)
-        self._conflux_cross_device_ops = cross_device_ops
         self.communicator = Communicator(self.devices)
         self._conflux_scopes = _OpenScopes()
         self._conflux_across = AcrossProcesses(self)
         extended = ReplicatedExtended(self, self.devices, cross_device_ops)
         # Not MirroredStrategy.__init__, which would make its own inside.
         tf.distribute.Strategy.__init__(self, extended)
-        _strategies.setdefault(self._key(), self)
-
-    def _key(self) -> Hashable:
-        ops = self._conflux_cross_device_ops
-        names = self._conflux_names
-        return self.devices, self.shard, self.microbatches, ops, names
+        options = shard, self.microbatches, cross_device_ops
+        key = (self.devices, *options, self._conflux_names)
+        _strategies.setdefault(key, self)
 
     def cuts(self, weight: Any) -> bool:
         """Internal: tells whether a weight, if it is large, lies in parts.

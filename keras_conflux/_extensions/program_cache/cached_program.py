@@ -1,6 +1,7 @@
 """A program whose first call loads its executables from disk."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -25,11 +26,9 @@ class CachedProgram:
         self._identity = purpose.identity
         self._name = purpose.name
         self._cache = setup.current(purpose.kind)
-        if self._cache is None:
+        is_kept = self._cache is not None
+        with repeatable_names(self._identity) if is_kept else nullcontext():
             self._program = trace()
-        else:
-            with repeatable_names(self._identity):
-                self._program = trace()
         # XLA has read them when TensorFlow made the devices.
         xla_flags.remove_products()
 

@@ -85,17 +85,15 @@ def enumerate_step_groups(original: Callable, iterator: Any) -> Iterator[tuple]:
 def _followed(
     drawing: Generator[tuple[Any, ...]], plan: ExecutionPlan
 ) -> Iterator[tuple[Any, ...]]:
-    end = None
     try:
         with contextlib.closing(drawing):
             for group in drawing:
                 yield group
                 del group  # lest its batches are held while others are drawn
-    except EndOfData as error:  # of data whose length was not known
-        end = error
+    except EndOfData:  # of data whose length was not known
+        plan.at_epoch_end()
+        raise
     plan.at_epoch_end()
-    if end is not None:
-        raise end
 
 
 @contextlib.contextmanager
