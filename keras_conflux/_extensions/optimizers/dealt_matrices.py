@@ -55,7 +55,9 @@ def update(
     for g, variable in zip(grads, variables, strict=True):
         index = keras_optimizers.index_of(optimizer, state.backing(variable))
         if optimizer.adam_velocities[index] is None:
-            matrices.append(_matrix(g, together[index]))
+            kept = together[index]
+            values = [tf.convert_to_tensor(state.backing(x)) for x in kept]
+            matrices.append((tf.convert_to_tensor(g), kept, values))
         else:
             rest.append((g, variable))
     given_tensors.update_rest(original, optimizer, rest, learning_rate)
@@ -77,11 +79,6 @@ def _deals(optimizer: Any, learning_rate: Any) -> bool:
         # Gatherings have no order between programs of several processes.
         and process_count() == 1
     )
-
-
-def _matrix(gradient: Any, variables: Sequence[Any]) -> _Matrix:
-    values = [tf.convert_to_tensor(state.backing(x)) for x in variables]
-    return tf.convert_to_tensor(gradient), variables, values
 
 
 def _updated(

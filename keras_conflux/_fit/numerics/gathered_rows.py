@@ -83,7 +83,7 @@ class GatheredRows:
 
     def __init__(self, source: tf.Tensor, kind: Kind) -> None:
         self._shape = source.shape
-        self._axis = kind.axis or 0
+        self._axis = kind.axis
         parts = split_blocks(source, kind)
         self.blocks = [_GatheredBlock(part, self._axis) for part in parts]
         self.all = source
