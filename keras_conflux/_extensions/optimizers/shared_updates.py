@@ -51,7 +51,7 @@ def update(
 def _has_updated(
     shared: given_tensors.SharedUpdate,
     gradient: Any,
-    kept: Sequence[keras.Variable],
+    kept: Sequence[Any],
 ) -> bool:
     """Updates one variable with tensors, if that is possible."""
     is_known = isinstance(kept[0], keras.Variable)
