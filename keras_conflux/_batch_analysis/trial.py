@@ -25,15 +25,17 @@ from keras_conflux._graphs import walks
 
 _TRIALS = (
     *(((2, 3), 1), ((4, 1), 0.1), ((1, 4), 30), ((3, 2), None)),
-    *(((1, 2), 1), ((1, 1), 3), ((11, 6), 1), ((4, 256), 1)),
+    *(((1, 2), 1), ((1, 1), 3), ((11, 6), 1), ((60, 200), 1)),
 )
 """The numbers of samples of the parts, and the scale of their values. Positions
 of the best of few samples may all look the same to later operations."""
+_STEPS = 1e6
+"""A number of steps after which a gate that they open, or close, is so."""
 _LARGE = 1 << 26
 """Of programs that compute more entries of all samples, the first is run."""
-_SMALLEST_INTEGERS = (0, 1)
-"""The integers of which one is drawn, or the next. They may be places, or
-numbers of steps, of which there is at least one."""
+_INTEGERS = (*((0, n) for n in (1000, 100, 30, *range(16, 1, -1))), (1, 3))
+"""The limits of integers. The first are taken that can be run: integers may be
+places, or numbers of steps, of which there is at least one."""
 _MAX_TRIALS = 12
 """The most tensors to try out, for the kind of a tensor made of them."""
 
@@ -94,7 +96,7 @@ def rows_by_trial(
     """
     program = TrialProgram(output, kinds, given, is_deep)
     results = _results(program)
-    found = [_entries(result) for result in results]
+    found = [_entries(each, program.is_precise) for each in results]
     if None in found or not _have_chosen(program, results):
         return None
     entries = found[0] if len({*found}) == 1 else None
@@ -124,13 +126,18 @@ def _statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
 
 def _results(program: TrialProgram) -> list[Results]:
     """Returns the results of a program for samples on which it can run."""
-    trials = [x for x in _TRIALS if sum(x[0]) * program.entries <= _LARGE]
-    for smallest in _SMALLEST_INTEGERS:
+    small = [x for x in _TRIALS if sum(x[0]) * program.entries <= _LARGE]
+    for integers in _INTEGERS:
+        few = integers[0], min(integers[1], 10)  # of which some come twice
+        trials = [
+            (sizes, RandomValues(scale, few if seed % 2 else integers, seed))
+            for seed, (sizes, scale) in enumerate(small or _TRIALS[:1])
+        ]
+        others = [RandomValues(1, integers, 99, rare=x) for x in program.rare]
+        if not program.has_loops:
+            others.append(RandomValues(1, integers, 99, steps=_STEPS))
         try:
-            results = program.results(
-                (sizes, RandomValues(scale, smallest, seed))
-                for seed, (sizes, scale) in enumerate(trials or _TRIALS[:1])
-            )
+            results = program.results(trials, [((6, 5), x) for x in others])
         except tf.errors.OpError:  # as of a place that is not there
             continue
         telling = [
@@ -159,7 +166,7 @@ def uses(
     )
 
 
-def _entries(result: Results) -> Entries | None:
+def _entries(result: Results, is_precise: bool) -> Entries | None:
     """Returns how many entries samples have; `None` if they are mixed.
 
     Entries that jump where samples change by a rounding are left out.
@@ -175,12 +182,31 @@ def _entries(result: Results) -> Entries | None:
         return None
     if not _is_close(joined, whole)[stable].all():
         return None
+    if is_precise and not _is_rounded(joined, result, stable):
+        return None
     lengths = [len(part) for part in result.parts]
     if lengths == [*result.sizes]:
         return Entries.ONE
     pairs = zip(lengths, result.sizes, strict=True)
     one, other = (n / size for n, size in pairs)
     return Entries.SAME if one == other else Entries.VARYING
+
+
+def _is_rounded(joined: Any, result: Results, stable: Any) -> bool:
+    """Whether parts differ from the whole by no more than roundings.
+
+    These are smaller than nudges, and what is computed amplifies both alike.
+    """
+    whole = result.whole
+    if whole.dtype.kind in "biu":
+        return True
+    compared = stable & np.isfinite(whole)
+    numbers = whole[compared]
+    found, *noise = (
+        np.abs(x[compared] - numbers).max(initial=0)
+        for x in (joined, *result.nudged)
+    )
+    return found <= 10 * max(noise) + 1e-5 * np.abs(numbers).max(initial=0)
 
 
 def _have_chosen(program: TrialProgram, results: list[Results]) -> bool:
@@ -212,6 +238,9 @@ def _is_close(one: Any, other: Any) -> Any:
     """Returns where numbers are equal up to roundings, as an array."""
     if one.dtype.kind in "biu":
         return one == other
-    one, other = (np.asarray(x, np.float64) for x in (one, other))
+    one, other = (
+        np.asarray(x, complex if x.dtype.kind == "c" else float)
+        for x in (one, other)
+    )
     scale = np.abs(other[np.isfinite(other)]).max(initial=1e-6)
     return np.isclose(one, other, 1e-3, 1e-4 * scale, equal_nan=True)

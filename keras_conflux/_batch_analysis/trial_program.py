@@ -1,5 +1,8 @@
 """The operations that make a tensor, run by themselves on random samples."""
 
+import contextlib
+import itertools
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -28,9 +31,17 @@ _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
 _NOT_TRIED = (*_READS, "XlaCallModule")
 """The operations that a trial cannot run, or need not."""
-_COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual"}
-_COMPARISONS |= {"IsFinite", "IsInf", "IsNan", "NotEqual", "Relu"}
-"""The operations by whose results others may leave values out."""
+_RARE = {
+    **dict.fromkeys(("Equal", "NotEqual"), (0.0,)),
+    **dict.fromkeys(("Greater", "GreaterEqual", "Less", "LessEqual"), (-1.0,)),
+    **dict.fromkeys(("IsFinite", "IsInf", "IsNan"), (np.nan, np.inf, -np.inf)),
+    "Relu": (),
+}
+"""The operations by whose results others may leave values out, and values that
+they may ask for, and that are rarely drawn."""
+_ROUGH = (tf.bfloat16, tf.float16)
+_DRAWN = 1_000_003
+"""The most numbers to draw for a tensor. They repeat in larger ones."""
 _OPEN_SIZE = 3
 """The size of axes whose size is not known."""
 _Feed = dict[int, Any]
@@ -42,13 +53,13 @@ class Results(NamedTuple):
 
     whole: Any
     """The result for all samples."""
-    nudged: Sequence[Any]
-    """Results for all samples, nudged by little more than a rounding."""
     parts: Sequence[Any]
     """The results for the first ones of them, and for the others."""
+    nudged: Sequence[Any]
+    """Results for all samples, nudged by little more than a rounding."""
     sizes: tuple[int, int]
     """The numbers of samples of the parts."""
-    told: list[list[Any]]
+    told: Sequence[Sequence[Any]]
     """By place where samples choose or are compared, what the whole and the
     parts find: conditions, numbers of a loop's turns, and `_truths`."""
 
@@ -57,13 +68,24 @@ class RandomValues:
     """Draws values for tensors of any shape.
 
     Floating numbers have a scale. With `None` they are between 0 and 1, as
-    probabilities are. `smallest` is the smaller of the two drawn integers.
+    probabilities are. Small integers come more often than large ones.
+    Some samples have the `rare` number in them, and single numbers that all
+    share are `steps`, if those are not `None`.
     """
 
-    def __init__(self, scale: float | None, smallest: int, seed: int) -> None:
+    def __init__(
+        self,
+        scale: float | None,
+        integers: tuple[int, int],
+        seed: int,
+        rare: float | None = None,
+        steps: float | None = None,
+    ) -> None:
         self._scale = scale
-        self._smallest = smallest
+        self._integers = integers
         self._random = np.random.default_rng(seed)
+        self._rare = rare
+        self._steps = steps
 
     def rows(self, tensor: tf.Tensor, axis: int, samples: int) -> Any:
         """Returns entries for a number of samples along an axis."""
@@ -71,27 +93,37 @@ class RandomValues:
         if tensor.dtype == tf.variant:  # a list that gradients keep
             raise NotDerivable(tensor.name)
         shape[axis] = samples
-        return self._numbers(shape, tensor.dtype, self._scale)
+        found = self._numbers(shape, tensor.dtype, self._scale)
+        types = "fi" if self._rare in (-1, 0) else "f"
+        if self._rare is not None and found.dtype.kind in types:
+            some = np.moveaxis(found, axis, 0)[::2]  # a view
+            some[self._random.integers(0, 4, some.shape) == 0] = self._rare
+        return found
 
     def shared(self, shape: Sequence[int], dtype: tf.DType) -> Any:
         """Returns a value that all samples share, and that is not large."""
         scale = None if self._scale is None else 1
-        return self._numbers(shape, dtype, scale)
+        found = self._numbers(shape, dtype, scale)
+        if self._steps is not None and not shape and not dtype.is_bool:
+            found = np.minimum(self._steps, dtype.max).astype(found.dtype)
+        return found
 
     def _numbers(
         self, shape: Sequence[int], dtype: tf.DType, scale: float | None
     ) -> Any:
+        count = min(math.prod(shape), _DRAWN)
         if dtype.is_floating and scale is None:
-            found = self._random.uniform(0.01, 0.99, shape)
+            found = self._random.uniform(0.01, 0.99, count)
         elif dtype.is_floating:
-            found = (scale or 1) * self._random.normal(size=shape)
+            found = (scale or 1) * self._random.normal(size=count)
         elif dtype.is_bool:
-            found = self._random.integers(0, 2, shape)
+            found = self._random.integers(0, 2, count)
         elif dtype.is_integer:
-            found = self._smallest + self._random.integers(0, 2, shape)
+            low, high = np.log1p(self._integers)
+            found = np.expm1(self._random.uniform(low, high, count))
         else:
             raise NotDerivable(str(dtype))
-        return found.astype(dtype.as_numpy_dtype)
+        return np.resize(found.astype(dtype.as_numpy_dtype), shape)
 
     def composite(self, leaf: Any, samples: int) -> list[Any]:
         """Returns the `parts_of` of a leaf, for some samples."""
@@ -114,6 +146,10 @@ class RandomValues:
         dtype = leaf.values.dtype
         values = self._numbers([len(places)], dtype, self._scale)
         return [places.astype(np.int64), values, np.asarray(shape, np.int64)]
+
+
+Trial = tuple[tuple[int, int], RandomValues]
+"""The numbers of samples of the parts, and their values."""
 
 
 class TrialProgram:
@@ -145,13 +181,20 @@ class TrialProgram:
         self._assignments: list[tuple[tf.Tensor, list[int], Any]] = []
         self._told: list[tuple[tf.Tensor, bool]] = []
         self._follow(output, kinds)
+        computed = [x for each in self._operations for x in each.outputs]
         self.entries = sum(
-            of_a_sample(output)
-            for operation in self._operations
-            for output in operation.outputs
-            if output.shape.rank is not None
+            of_a_sample(x) for x in computed if x.shape.rank is not None
         )
         """About how many a sample has in all that is computed."""
+        self.is_precise = all(x.dtype not in _ROUGH for x in computed)
+        asked = (_RARE.get(x.type, ()) for x in self._operations)
+        self.rare = {*itertools.chain(*asked)}
+        """The values of `_RARE` that its operations may ask for."""
+        self.has_loops = any(
+            bodies.is_or_runs(x, lambda each: each.type in bodies.LOOPS)
+            for x in self._operations
+        )
+        """Whether a number may tell how many turns to take."""
         self._graph = tf.Graph()
         with self._graph.as_default():
             self._make(output)
@@ -225,7 +268,7 @@ class TrialProgram:
                 raise NotDerivable(operation.name)
             self._operations[operation] = None
             self._told += [(x, True) for x in _choice(operation, kinds)]
-            if operation.type in _COMPARISONS:
+            if operation.type in _RARE:
                 self._told.append((operation.outputs[0], False))
             if len(self._operations) > _MAX_OPERATIONS:
                 raise NotDerivable(operation.name)
@@ -261,11 +304,12 @@ class TrialProgram:
         return kind.role is Role.EQUAL and is_first
 
     def results(
-        self, trials: Iterable[tuple[tuple[int, int], RandomValues]]
+        self, trials: Iterable[Trial], optional: Iterable[Trial]
     ) -> list[Results]:
         """Runs it on random samples, once for each of the trials.
 
-        It may raise a `tf.errors.OpError`, as of a place that is not there.
+        It may raise a `tf.errors.OpError`, as of a place that is not there, but
+        not for the `optional` trials.
         """
         # TensorFlow prepares it once: to optimize it would take too long.
         config = tf.compat.v1.ConfigProto(
@@ -273,31 +317,38 @@ class TrialProgram:
         )
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         with tf.compat.v1.Session(graph=self._graph, config=config) as session:
-            return [self._result(session, *trial) for trial in trials]
+            found = [self._result(session, *trial) for trial in trials]
+            for trial in optional:
+                with contextlib.suppress(tf.errors.OpError):
+                    found.append(self._result(session, *trial))
+        return found
 
     def _result(
         self, session: Any, sizes: tuple[int, int], values: RandomValues
     ) -> Results:
         whole = self._drawn(values, sum(sizes))
-        given = [
-            whole,
-            *({key: nudged(x, i) for key, x in whole.items()} for i in (1, 2)),
-            self._taken(whole, 0, sizes[0]),
-            self._taken(whole, *sizes),
-        ]
-        assigned = {
+        held = {
             value: values.shared(sizes, value.dtype)
             for value, sizes, _ in self._assignments
         }
-        session.run([each for *_, each in self._assignments], assigned)
-        found = []
-        for each in given:
-            known = self._names.keys() & each
-            feed = {self._names[key]: each[key] for key in known}
-            found.append(session.run(self._needed, feed))
+        parts = self._taken(whole, 0, sizes[0]), self._taken(whole, *sizes)
+        found = self._run(session, [whole, *parts], held)
+        for seed in (1, 2):
+            given = {key: nudged(x, seed) for key, x in whole.items()}
+            weights = {key: nudged(x, seed) for key, x in held.items()}
+            found += self._run(session, [given], weights)
         results, *others = zip(*found, strict=True)
-        told = [[each[0], *each[3:]] for each in others]
+        told = [each[:3] for each in others]
         return Results(results[0], results[1:3], results[3:], sizes, told)
+
+    def _run(self, session: Any, given: list[_Feed], held: Any) -> list[Any]:
+        """Returns what is needed for values, and for values of variables."""
+        session.run([each for *_, each in self._assignments], held)
+        feeds = (
+            {self._names[key]: each[key] for key in self._names.keys() & each}
+            for each in given
+        )
+        return [session.run(self._needed, feed) for feed in feeds]
 
     def _drawn(self, values: RandomValues, count: int) -> _Feed:
         """Returns random values for the sources."""
@@ -405,8 +456,8 @@ def nudged(values: Any, seed: int) -> Any:
     if values.dtype.kind != "f":
         return values
     random = np.random.default_rng(seed)
-    factors = 1 + 1e-6 * random.normal(size=values.shape)
-    return (values * factors).astype(values.dtype)
+    factors = 1 + 1e-6 * random.normal(size=min(values.size, _DRAWN))
+    return values * np.resize(factors.astype(values.dtype), values.shape)
 
 
 def cut(leaf: Any, parts: list[Any], begin: int, size: int) -> list[Any]:

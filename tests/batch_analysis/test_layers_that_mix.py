@@ -111,6 +111,11 @@ def _attended(x):
     return tf.nn.softmax(x @ tf.transpose(x)) @ x
 
 
+@tf.function
+def _later(count):
+    return tf.where(count > 8, count, 0.0)
+
+
 def _filled_by_others(x):
     missing = tf.math.is_nan(x)
     filled = tf.where(missing, 0.0, x)
@@ -129,6 +134,16 @@ MIXING = {
         COUNTER.read_value() > 8, _attended(x), x
     ),
     "a gate": lambda x: x + tf.nn.relu(COUNTER.read_value() - 8) * _attended(x),
+    "little": lambda x: x + 1e-4 * _attended(x),
+    "a gate of the larger one": lambda x: (
+        x + tf.maximum(COUNTER.read_value() - 8, 0) * _attended(x)
+    ),
+    "a gate that opens slowly": lambda x: (
+        x + tf.tanh(COUNTER.read_value() / 1e5) * _attended(x)
+    ),
+    "later steps in a function": lambda x: (
+        x + _later(COUNTER.read_value()) * _attended(x)
+    ),
     "missing values that others fill": _filled_by_others,
     "groups": _attended_in_groups,
     "large values in a function": tf.function(lambda x: _damped(x, x)),
@@ -297,6 +312,12 @@ def _sampled_hierarchically(x):
     return wanted - tf.gather(sums, tf.minimum(at, 7), batch_dims=1)
 
 
+def _where(is_other, value, x):
+    """Each number that is another one becomes a value."""
+    found = tf.map_fn(tf.identity, x)
+    return tf.where(is_other(found), value, found)
+
+
 APART = {
     "bilinear samples": _sampled_bilinearly,
     "hierarchical samples": _sampled_hierarchically,
@@ -343,6 +364,8 @@ APART = {
         ),
         x,
     ),
+    "no missing values": lambda x: _where(tf.math.is_nan, 0.0, _twice(x)),
+    "no zeros": lambda x: _where(lambda y: tf.equal(y, 0), 1.0, x),
     "branch of no samples": lambda x: tf.cond(
         tf.shape(x)[0] > 0, lambda: tf.tanh(x), lambda: x
     ),
@@ -372,9 +395,31 @@ def test_a_layer_that_mixes_is_found(name):
     assert not _is_apart(MIXING[name])
 
 
+def test_imaginary_parts_are_compared():
+    assert not _is_apart(lambda x: tf.complex(x, _attended(x)))
+
+
 @pytest.mark.parametrize("name", APART)
 def test_a_layer_that_treats_samples_apart_is_found(name):
     assert _is_apart(APART[name])
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (lambda x: ops.take(KERNEL, x, axis=0), "int32"),
+        (lambda x: tf.reduce_logsumexp(x, 1), "float32"),
+        (ops.nan_to_num, "float32"),
+        (keras.layers.Masking(), "float32"),
+    ],
+)
+def test_values_that_are_rarely_drawn_are_tried(function, dtype):
+    """Else replicas would compute such layers for the samples of all."""
+    graph = tf.__internal__.FuncGraph("layer")
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(dtype, [None, 8])
+        kinds = KindInference([x], [], lambda handle: False)
+        assert rows_by_trial(function(x), kinds, [x]) is not None
 
 
 class OwnLayer(keras.layers.Layer):
