@@ -70,7 +70,7 @@ def is_of_sizes(error: Exception) -> bool:
         return False
     words = (
         r"(?i)\b(shapes?|dimensions?|sizes?|elements|bounds|index|indices|"
-        r"values|NoneType)\b"
+        r"values|NoneType|assertion)\b"
     )
     return re.search(words, str(error)) is not None
 

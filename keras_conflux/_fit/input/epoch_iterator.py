@@ -86,13 +86,15 @@ def _followed(
     drawing: Generator[tuple[Any, ...]], plan: ExecutionPlan
 ) -> Iterator[tuple[Any, ...]]:
     try:
-        with contextlib.closing(drawing):
-            for group in drawing:
-                yield group
-                del group  # lest its batches are held while others are drawn
+        for group in drawing:
+            yield group
+            del group  # lest its batches are held while others are drawn
     except EndOfData:  # of data whose length was not known
         plan.at_epoch_end()
         raise
+    finally:
+        if not drawing.gi_running:  # else the plan closes it now
+            drawing.close()
     plan.at_epoch_end()
 
 
