@@ -136,5 +136,8 @@ def test_metrics_are_those_of_one_device(model_class, metric):
 
 @pytest.mark.filterwarnings("ignore:.*the loss of shape")
 def test_metrics_that_cannot_be_those_of_one_device_warn():
-    with pytest.warns(kc.ConfluxWarning, match="the metric 'm' gets rows"):
+    with (
+        pytest.warns(kc.ConfluxWarning, match="input of the metric 'loss'"),
+        pytest.warns(kc.ConfluxWarning, match="the metric 'm' gets rows"),
+    ):
         trained(Long, "AUC", 2)

@@ -9,6 +9,7 @@ be read in place of the code, and lists the questions that it answers.
 from keras_conflux._batch_analysis.analysis import (
     KindInference as KindInference,
 )
+from keras_conflux._batch_analysis.analysis import parts_of as parts_of
 from keras_conflux._batch_analysis.blocks import (
     are_of_a_sample as are_of_a_sample,
 )

@@ -1,7 +1,7 @@
 """The gradients that leave a step: each replica's become the global batch's."""
 
-import contextlib
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 from typing import TypeAlias
 
@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import parts_of
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics import sparse_gradients
@@ -106,7 +107,7 @@ class Gradients(Exit):
             )
         kind_of = self.step.kinds.of
         if not all(g is None or kind_of(g) == EQUAL for g in grads):
-            grads = _made_global(shaped(grads, trained), trained, self.step)
+            grads = _made_global(shaped(grads, trained), self.step)
         return self.as_summands(grads, trained) if accumulates else grads
 
     def as_summands(
@@ -233,29 +234,38 @@ def _weighted(
     return found
 
 
-def _made_global(
-    grads: list[Any], trained: list[Any] | None, step: Step
-) -> list[Any]:
+def _made_global(grads: list[Any], step: Step) -> list[Any]:
     given = [g for g in grads if g is not None]
     made_by = walks.walked((x.op for x in symbolic(given)), walks.before)
     # TensorFlow's function names its operations so, and a tape otherwise.
     if any("gradients" in x.name and is_collective(x) for x in made_by):
         step.warn_once(
-            "passed gradients",
+            "unknown gradients",
             "an optimizer applies gradients of `tf.gradients` that have passed "
             "an exchange of replicas, as of a synchronized normalization, "
             "without the weights that a `tf.GradientTape` gives. Write one.",
         )
-    if not any(isinstance(g, tf.IndexedSlices) for g in given):
-        with contextlib.suppress(NotDerivable):
-            values = iter(global_values(given, step))
-            return [None if g is None else next(values) for g in grads]
+    parts = [x for g in given for x in parts_of(g)]
+    try:
+        values = iter(global_values(parts, step))
+        return [None if g is None else _like(g, values) for g in grads]
+    except NotDerivable as error:
+        step.warn_once(
+            "unknown gradients",
+            "the graph does not show how gradients that an optimizer applies "
+            f"are computed from the samples (at {error}). The replicas' values "
+            "are averaged. Compute them by a `tf.GradientTape` of a loss, or "
+            "from `keras_conflux.allreduce` of the replicas' values.",
+        )
+    fraction = step.batch_fraction
+    return replica_collectives().weighted_sum([*map(dense, grads)], fraction)
 
-    def reduce(leaves: list[Any]) -> list[Any]:
-        return replica_collectives().weighted_sum(leaves, step.batch_fraction)
 
-    sources = trained or [None] * len(grads)
-    return sparse_gradients.summed(grads, sources, reduce, step)
+def _like(grad: Any, parts: Iterator[tf.Tensor]) -> Any:
+    """Returns a gradient of other parts."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return next(parts)
+    return tf.IndexedSlices(next(parts), next(parts), grad.dense_shape)
 
 
 def shaped(grads: list[Any], trained: list[Any] | None) -> list[Any]:

@@ -169,32 +169,28 @@ def update_mean(
         return original(metric, values, sample_weight)
     Logs.of(step).note_metric(metric)
     values = keras_variables.as_tensor(values)
-    if kind_by_trial(values, step.kinds).role is Role.OPAQUE:
-        unclear = warnings.UnclearLosses.of(step)
-        if not unclear.lead_to(values):
-            warnings.warn_of_unknown_values(
-                step,
-                f"metric {metric.name}",
-                f"the input of the metric {metric.name!r}",
-            )
-            unclear.add(values)
-        if values.shape.rank != 0:
-            step.kinds.mark(values, rows(0))
-    values = _taken_for(MEAN, values, step)
+    values = _taken_for(MEAN, values, metric, step)
     if sample_weight is not None:
         weight = keras_variables.as_tensor(sample_weight)
-        sample_weight = _taken_for(COUNT, weight, step)
+        sample_weight = _taken_for(COUNT, weight, metric, step)
     return original(metric, values, sample_weight)
 
 
-def _taken_for(kind: Kind, value: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns a number of a known kind: if need be, that it is taken for."""
-    unclear = Role.DERIVED, Role.OPAQUE
-    if value.shape.rank != 0 or step.kinds.of(value).role not in unclear:
+def _taken_for(
+    kind: Kind, value: tf.Tensor, metric: Any, step: Step
+) -> tf.Tensor:
+    """Returns a value of a known kind: if need be, that it is taken for."""
+    role = kind_by_trial(value, step.kinds).role
+    is_number = value.shape.rank == 0
+    if role is not Role.OPAQUE and not (is_number and role is Role.DERIVED):
         return value
     with contextlib.suppress(NotDerivable):
         derivation_of(value, step.kinds)
         return value
+    if role is Role.OPAQUE:
+        warnings.warn_of_input(step, metric, value)
+    else:
+        Logs.of(step).unknown_inputs.append((metric, value))
     value = tf.identity(value)  # a loss keeps its kind
-    step.kinds.mark(value, kind)
+    step.kinds.mark(value, kind if is_number else rows(0))
     return value

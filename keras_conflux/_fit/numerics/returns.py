@@ -27,6 +27,7 @@ from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.global_values import own_rows
 from keras_conflux._fit.numerics.warnings import UnclearLosses
+from keras_conflux._fit.numerics.warnings import warn_of_input
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._graphs import walks
 from keras_conflux._replication import steps
@@ -73,6 +74,8 @@ class Logs(_Returns):
         self._metrics: dict[int, _Noting] | None = None
         self._results: list[_Result] = []
         self._computed: dict[int, Callable[[], Any]] = {}
+        self.unknown_inputs: list[tuple[keras.metrics.Metric, Any]] = []
+        """Metrics with numbers that nobody can compute, as losses may be."""
 
     @contextlib.contextmanager
     def noting_results(self) -> Iterator[None]:
@@ -131,6 +134,8 @@ class Logs(_Returns):
             for value, compute, is_last in self._results
             if leaf is value and is_last()
         }
+        for metric, value in self.unknown_inputs:
+            warn_of_input(self.step, metric, value)
         leaves = []
         self._merge_by = []
         for position, (path, leaf) in enumerate(trees.with_paths(output)):

@@ -106,8 +106,22 @@ class UnclearLosses(Part):
         self._losses.append(loss)
 
     def lead_to(self, value: tf.Tensor) -> bool:
-        """Whether a value is computed of one."""
-        return walks.depends_on([value.op], [loss.op for loss in self._losses])
+        """Whether a value is computed of one, or one of it."""
+        losses = [loss.op for loss in self._losses]
+        return walks.depends_on([value.op], losses) or walks.depends_on(
+            losses, [value.op]
+        )
+
+
+def warn_of_input(
+    step: Step, metric: keras.metrics.Metric, value: tf.Tensor
+) -> None:
+    """Warns of an unknown input of a metric, unless a loss has told of it."""
+    unclear = UnclearLosses.of(step)
+    if not unclear.lead_to(value):
+        what = f"an input of the metric {metric.name!r}"
+        warn_of_unknown_values(step, f"metric {metric.name}", what)
+        unclear.add(value)
 
 
 def warn_of_plain_variables(step: Step) -> None:
