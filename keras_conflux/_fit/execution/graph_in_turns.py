@@ -146,20 +146,22 @@ class _Plan:
     def __init__(self, traced: TracedTurn, compiled: bool) -> None:
         self._cuts = {cut.value.op: cut for cut in traced.cuts}
         self.outputs = [*map(_behind_identities, traced.outputs)]
-        self._arguments = {each.op for each in traced.arguments}
         self._order = walks.to_run(traced.graph)
         self._positions = {each: at for at, each in enumerate(self._order)}
         self._before = {op: [x.op for x in _inputs(op)] for op in self._order}
         self._effects = [op for op in self._order if _must_run(op, compiled)]
-        self._varies: dict[tf.Operation, bool] = {}
+        self._varying = {each.op for each in traced.arguments}
+        """The operations that depend on the microbatch."""
         for operation in self._order:
-            self._varies[operation] = self._does_vary(operation)
+            is_same = self._varying.isdisjoint(self._before[operation])
+            if operation not in self._cuts and not is_same:
+                self._varying.add(operation)
         self._needed = self._behind(
             [*(each.op for each in self.outputs), *self._effects]
         )
         for operation in self._needed:
             writes = effect_of(operation) & (Effect.WRITES | Effect.WAITS)
-            if self._varies[operation] and writes:
+            if operation in self._varying and writes:
                 raise CannotRunInTurns(operation, _WRITES_OFTEN)
         self._earliest: dict[tf.Operation, int] = {}
         self._find_phases()
@@ -168,21 +170,13 @@ class _Plan:
         self._earliest = {cut: latest[cut] for cut in self._cuts}
         self._schedule()
 
-    def _does_vary(self, operation: tf.Operation) -> bool:
-        """Whether an operation depends on the microbatch."""
-        if operation in self._cuts:
-            return False
-        return operation in self._arguments or any(
-            self._varies[each] for each in self._before[operation]
-        )
-
     def _behind(
         self, wanted: Iterable[tf.Operation], of_turns: bool = False
     ) -> list[tf.Operation]:
         """Returns operations and all that they depend on, in order."""
 
         def kept(found: Iterable[tf.Operation]) -> list[tf.Operation]:
-            return [x for x in found if self._varies[x] or not of_turns]
+            return [x for x in found if x in self._varying or not of_turns]
 
         found = walks.walked(kept(wanted), lambda x: kept(self._before[x]))
         return sorted(found, key=self._positions.__getitem__)
@@ -233,8 +227,8 @@ class _Plan:
     def _waits(self, operation: tf.Operation, before: tf.Operation) -> bool:
         """Whether an operation run once waits for the end of all turns."""
         return (
-            self._varies[before]
-            and not self._varies[operation]
+            before in self._varying
+            and operation not in self._varying
             and before.op_def.is_stateful
         )
 
@@ -246,7 +240,8 @@ class _Plan:
         ]
 
         def is_here(operation: tf.Operation) -> bool:
-            return self._varies[operation] and self._phases[operation] == phase
+            varies = operation in self._varying
+            return varies and self._phases[operation] == phase
 
         outputs = [each for each in self.outputs if is_here(each.op)]
         ends = [cut.given.op for cut in cuts] + [x.op for x in outputs]
@@ -291,7 +286,7 @@ class _Plan:
             each
             for each in self._needed
             if each not in self._cuts
-            and not self._varies[each]
+            and each not in self._varying
             and self._phases[each] == phase
         ]
 
@@ -393,11 +388,7 @@ class _Accumulator:
     def begin(self, first: tf.Tensor | None) -> tf.Tensor:
         """Returns the first value, of the shape of `first` if unknown."""
         dtype = self.kept_dtype
-        if dtype == tf.string:
-            neutral: Any = tf.constant("")
-        else:
-            zero = tf.zeros([], dtype)
-            neutral = zero if self.op is None else self.op.neutral(dtype)
+        neutral = self.op.neutral(dtype) if self.op else tf.zeros([], dtype)
         if self.is_known:
             return tf.fill(self.given.shape.as_list(), neutral)
         if first is not None:

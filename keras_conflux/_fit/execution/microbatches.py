@@ -194,7 +194,7 @@ class _Even:
 
     def __call__(self, number: tf.Tensor) -> list[tf.Tensor]:
         """Returns the arguments of a turn."""
-        own = [x[number] if stacked else x for x, stacked in self._stacked]
+        own = [x[number] if x.shape.rank else x for x in self._stacked]
         return [*own, self._first + tf.cast(number, tf.int32)]
 
     def known_from(self, numbers: Sequence[tf.Tensor]) -> tuple:
@@ -210,15 +210,15 @@ def _rank(compiled: CompiledStep) -> Any:
         return rank_as_tensor()
 
 
-def _stacked(leaf: tf.Tensor, count: int) -> tuple[tf.Tensor, bool]:
-    """Returns rows stacked by turns, and whether there are any."""
+def _stacked(leaf: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns rows stacked by turns, or a number as it is."""
     if leaf.shape.rank == 0:
-        return leaf, False
+        return leaf
     shape = tf.shape(leaf)
     sizes = [count, shape[0] // count]
     stacked = tf.reshape(leaf, tf.concat([sizes, shape[1:]], 0))
     stacked.set_shape([count, None, *leaf.shape[1:]])
-    return stacked, True
+    return stacked
 
 
 class _Uneven:
