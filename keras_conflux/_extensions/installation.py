@@ -117,7 +117,7 @@ def _run_kernels() -> None:
 
 _INSTALLS = {
     "program_cache": functools.partial(
-        traced_program.make_programs_by, CachedProgram
+        traced_program.makers.append, CachedProgram
     ),
     "kernels": _run_kernels,
     "sharding": _cut_variables,

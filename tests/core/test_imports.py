@@ -243,7 +243,7 @@ from keras_conflux._fit.execution import traced_program
 from keras_conflux._fit.input import calls
 import tensorflow as tf
 import keras_conflux as kc
-assert len(traced_program._makers) == len(calls.observers) == 1
+assert len(traced_program.makers) == len(calls.observers) == 1
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * 2,

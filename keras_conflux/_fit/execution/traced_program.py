@@ -1,7 +1,7 @@
 """Programs of all replicas: how they are made, kept, and run.
 
-By default a program that XLA compiles is traced and called. `make_programs_by`
-puts another maker of such programs in place.
+By default a program that XLA compiles is traced and called. `makers` gets
+another maker of such programs, once.
 """
 
 import dataclasses
@@ -112,14 +112,8 @@ class Purpose:
 
 
 Maker = Callable[[Callable[[], TracedProgram], Purpose], Program]
-_makers: list[Maker] = [lambda trace, _: trace()]
-make_programs_by = _makers.append
-"""Has another function make the programs of XLA from now on."""
-
-
-def make(trace: Callable[[], TracedProgram], purpose: Purpose) -> Program:
-    """Makes a program of XLA."""
-    return _makers[-1](trace, purpose)
+makers: list[Maker] = [lambda trace, _: trace()]
+"""The last one makes the programs of XLA."""
 
 
 class StepPrograms:

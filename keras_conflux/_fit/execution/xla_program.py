@@ -23,7 +23,7 @@ from keras_conflux._fit.execution.traced_program import Program
 from keras_conflux._fit.execution.traced_program import Purpose
 from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
-from keras_conflux._fit.execution.traced_program import make
+from keras_conflux._fit.execution.traced_program import makers
 from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._fit.input.device_batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
@@ -71,7 +71,7 @@ class XlaProgram(StepPrograms):
             self._strategy.devices[0].kind,
             self._watchdog.name,
         )
-        return make(trace, purpose)
+        return makers[-1](trace, purpose)
 
     def _trace(
         self, shard_specs: list[Tree], limit: int, shape: tuple
