@@ -96,6 +96,12 @@ class Kind:
         """Whether the replicas' rows, joined, differ from one device's."""
         return self.depends_on_other_samples or self.blocks > 1
 
+    @property
+    def are_joined(self) -> bool:
+        """Whether the replicas' rows, joined, equal one device's."""
+        is_first_axis = self.role is Role.ROWS and self.axis == 0
+        return is_first_axis and not self.is_out_of_order
+
     def at(self, axis: int) -> "Kind":
         """Returns the same kind with the samples along another axis."""
         return dataclasses.replace(self, axis=axis)
@@ -186,12 +192,7 @@ def kind_of_filled(values: Kind, beginnings: Iterable[Kind]) -> Kind | None:
 
     It takes the kinds of a ragged tensor's values and of its row splits.
     """
-    is_of_samples = (
-        values.role is Role.ROWS
-        and values.axis == 0
-        and not values.is_out_of_order
-        and set(beginnings) == {ROW_SPLITS}
-    )
+    is_of_samples = values.are_joined and set(beginnings) == {ROW_SPLITS}
     return values.with_entries(Entries.ONE) if is_of_samples else None
 
 

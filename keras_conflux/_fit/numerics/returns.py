@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import EQUAL
-from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import kind_by_trial
@@ -211,10 +210,11 @@ class Predictions(_Returns):
         """Returns an output, and how it becomes one with other replicas'."""
         if isinstance(leaf, tf.Tensor) and not self.step.kinds.is_blind:
             kind = kind_by_trial(leaf, self.step.kinds)
-            if kind.role is Role.ROWS and kind.axis == 0 and self.is_local:
-                return "rows", self._own(leaf, kind, path)
-            if not _are_joined(kind):
+            if not kind.are_joined:
+                are_rows = kind.role is Role.ROWS and kind.axis == 0
                 try:
+                    if self.is_local and are_rows:
+                        return "rows", own_rows(leaf, self.step)
                     return "first", global_values([leaf], self.step)[0]
                 except NotDerivable:
                     _warn_of_return(self.step, path, leaf, "predictions")
@@ -225,16 +225,6 @@ class Predictions(_Returns):
         if stays or process_count() == 1:
             return role, leaf
         return "first", self._everywhere(role, leaf)
-
-    def _own(self, leaf: tf.Tensor, kind: Kind, path: str) -> tf.Tensor:
-        """Returns the rows of a process' own part."""
-        if _are_joined(kind):
-            return leaf
-        try:
-            return own_rows(leaf, self.step)
-        except NotDerivable:
-            _warn_of_return(self.step, path, leaf, "predictions")
-            return leaf
 
     def _everywhere(self, role: str, leaf: Any) -> tf.Tensor:
         """Returns the outputs of all replicas for the global batch, in each."""
@@ -265,7 +255,7 @@ def _role_and_value(
     kind = kind_by_trial(leaf, step.kinds)
     if kind == EQUAL:
         return "first", leaf
-    if _are_joined(kind):
+    if kind.are_joined:
         return "rows", leaf
     if kind.role is Role.MEAN and leaf.dtype.is_floating:
         return "mean", leaf
@@ -275,12 +265,6 @@ def _role_and_value(
         _warn_of_return(step, path, leaf, "logs")
         has_rows = kind.role is Role.ROWS and kind.axis == 0
         return ("rows" if has_rows else "mean"), leaf
-
-
-def _are_joined(kind: Kind) -> bool:
-    """Whether the replicas' rows, joined, equal one device's."""
-    is_first_axis = kind.role is Role.ROWS and kind.axis == 0
-    return is_first_axis and not kind.is_out_of_order
 
 
 def _warn_of_return(step: Step, path: str, leaf: tf.Tensor, what: str) -> None:
