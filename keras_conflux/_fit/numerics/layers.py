@@ -179,15 +179,13 @@ def _marked(
             found = kind if is_apart and not is_mixed else None
         if found is None and out.shape.as_list() == [None, None]:
             return out  # it may be a matrix that compares each with each
-        if found is None or _is_mixed(known):
-            several = replica_collectives().count > 1
-            own = _own(out, step) if several else out
-            if own is not out:
-                keras_models.copy_mask(out, own)
-                return own
         if found is not None and not _is_mixed(known):
             kind = kind.with_entries(found.entries)
         elif replica_collectives().count > 1:
+            own = _own(out, step)
+            if own is not out:
+                keras_models.copy_mask(out, own)
+                return own
             _warn_of_mixing(layer, step)
     step.kinds.mark(out, kind)
     return out
