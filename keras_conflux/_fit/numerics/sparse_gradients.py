@@ -29,9 +29,9 @@ _DISTINCT = {
 
 @dataclasses.dataclass
 class _Part:
-    """Rows of a gradient that were looked up together."""
+    """Rows of a gradient that were looked up together, or a dense one."""
 
-    rows: tf.IndexedSlices
+    rows: Any
     is_equal: bool = False
     """Whether all replicas have looked the same rows up."""
     keys: tf.Tensor | None = None
@@ -39,11 +39,11 @@ class _Part:
 
     @property
     def share(self) -> Any:
-        """The summand of a replica, or rows of `tf.IndexedSlices` to join."""
+        """The summand of a replica, or `tf.IndexedSlices` to join."""
         return self.rows.values if self.is_equal else self.rows
 
-    def total(self, share: Any, keys: Iterator[tf.Tensor]) -> tf.IndexedSlices:
-        """Returns the rows that one device has, from the sum of the shares."""
+    def total(self, share: Any, keys: Iterator[tf.Tensor]) -> Any:
+        """Returns what one device has, from the sum of the shares."""
         if self.is_equal:
             rows = self.rows
             return tf.IndexedSlices(share, rows.indices, rows.dense_shape)
@@ -66,19 +66,14 @@ def summed(
     parts = [
         list(_parts(grad, source, step))
         if isinstance(grad, tf.IndexedSlices)
-        else None
+        else [_Part(grad)]
         for grad, source in zip(grads, sources, strict=True)
     ]
-    given = [
-        [grad] if own is None else [part.share for part in own]
-        for grad, own in zip(grads, parts, strict=True)
-    ]
-    shares = iter(reduce([*itertools.chain(*given)]))
-    keys = iter(_all_keys([x for own in parts for x in own or ()]))
+    every = [*itertools.chain(*parts)]
+    shares = iter(reduce([part.share for part in every]))
+    keys = iter(_all_keys(every))
     return [
-        next(shares)
-        if own is None
-        else _joined([part.total(next(shares), keys) for part in own])
+        _joined([part.total(next(shares), keys) for part in own])
         for own in parts
     ]
 
@@ -102,7 +97,7 @@ def _all_keys(parts: list[_Part]) -> list[tf.Tensor]:
     return replica_collectives().all_gather(keys, 0) if keys else []
 
 
-def _joined(parts: list[tf.IndexedSlices]) -> tf.IndexedSlices:
+def _joined(parts: list[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
     return tf.IndexedSlices(
