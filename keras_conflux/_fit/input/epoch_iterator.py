@@ -78,7 +78,7 @@ def enumerate_step_groups(original: Callable, iterator: Any) -> Iterator[tuple]:
     plan = current_plan()
     if plan is None:
         return drawing
-    plan.drawing.append(drawing)
+    plan.drawing.callback(drawing.close)
     return _followed(drawing, plan)
 
 

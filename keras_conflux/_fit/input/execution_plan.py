@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable
-from collections.abc import Generator
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,8 +49,11 @@ class ExecutionPlan:
     """Whether the next execution is to be the last."""
     at_epoch_end: Callable[[], None] = lambda: None
     """Called after the last step of an epoch."""
-    drawing: list[Generator] = dataclasses.field(default_factory=list)
-    """The generators of the epochs' batches, which Keras may leave half-way."""
+    drawing: contextlib.ExitStack = dataclasses.field(
+        default_factory=contextlib.ExitStack
+    )
+    """Ends the drawing of the epochs' batches, which Keras may leave half-way.
+    """
     measurements: Measurements = dataclasses.field(default_factory=Measurements)
     """The measurements of this call's executions."""
 
@@ -153,10 +155,5 @@ def measured(
 @contextlib.contextmanager
 def use_plan(plan: ExecutionPlan) -> Iterator[None]:
     """Gives a plan to the epoch iterators that are made here."""
-    try:
-        with _current.to(plan):
-            yield
-    finally:
-        with contextlib.ExitStack() as stack:
-            while plan.drawing:
-                stack.callback(plan.drawing.pop().close)
+    with plan.drawing, _current.to(plan):
+        yield
