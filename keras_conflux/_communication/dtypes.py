@@ -47,10 +47,13 @@ def is_sparse(leaf: Any) -> bool:
     return isinstance(leaf, tf.IndexedSlices)
 
 
-def weighted(leaf: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
+def weighted(leaf: Any, weight: tf.Tensor | None) -> Any:
     """Returns a leaf times a scalar, or zeros for 0 or `False`, also of NaN."""
     if weight is None:
         return leaf
+    if is_sparse(leaf):
+        values = weighted(leaf.values, weight)
+        return tf.IndexedSlices(values, leaf.indices, leaf.dense_shape)
     if not leaf.dtype.is_floating:
         leaf = tf.cast(leaf, keras.config.floatx())
     masked = tf.where(tf.cast(weight, tf.float64) > 0, leaf, 0)

@@ -84,14 +84,7 @@ class ReplicaCollectives:
 
     def weighted(self, tree: Tree, weight: tf.Tensor | None) -> Tree:
         """Returns the tree times a weight, without reducing it."""
-
-        def times(leaf: Any) -> Any:
-            if not dtypes.is_sparse(leaf):
-                return dtypes.weighted(leaf, weight)
-            values = dtypes.weighted(leaf.values, weight)
-            return tf.IndexedSlices(values, leaf.indices, leaf.dense_shape)
-
-        return trees.map_leaves(times, tree)
+        return trees.map_leaves(lambda x: dtypes.weighted(x, weight), tree)
 
     def broadcast(self, tree: Tree, root: int) -> Tree:
         """Returns the tree of replica `root` of all."""
