@@ -90,7 +90,5 @@ def map_buckets(
         sizes = [size_of(part) for part in flat]
         pieces = tf.split(before, sizes, num=len(flat))
         for position, part, piece in zip(bucket, parts, pieces, strict=False):
-            shape = part.shape
-            dynamic = shape if shape.is_fully_defined() else tf.shape(part)
-            results[position] = tf.reshape(piece, dynamic)
+            results[position] = tf.reshape(piece, tf.shape(part))
     return results

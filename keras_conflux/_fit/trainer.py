@@ -215,8 +215,7 @@ def make_predict_function(
     """Makes a predict function that runs on all replicas."""
     strategy = _strategy(model)
     if strategy is None:
-        stale = traced_functions.is_stale(model.predict_function)
-        return original(model, force or stale)
+        return make_anew(original, model, force)
     promotion.promote_new_state(model, strategy)
     function = model.predict_function
     if function is None or force or _is_outdated(function, model):

@@ -1,6 +1,5 @@
 """The strategy: one replica per device, each running the whole program."""
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -99,7 +98,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         self.microbatches = check_microbatches(microbatches)
         self.devices = find_devices(devices)
         self.communicator = Communicator(self.devices)
-        self._conflux_scopes = _OpenScopes()
+        self._conflux_scopes = threading.local()
         self._conflux_across = AcrossProcesses(self)
         extended = ReplicatedExtended(self, self.devices, cross_device_ops)
         # Not MirroredStrategy.__init__, which would make its own inside.
@@ -139,11 +138,11 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     def __enter__(self) -> Self:
         scope = self.scope()
         scope.__enter__()
-        self._conflux_scopes.stack.append(scope)
+        vars(self._conflux_scopes).setdefault("opened", []).append(scope)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._conflux_scopes.stack.pop().__exit__(*error)
+        self._conflux_scopes.opened.pop().__exit__(*error)
 
     def __repr__(self) -> str:
         said = [f"[{', '.join(self.devices)}]"]
@@ -170,13 +169,6 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         if process_count() > 1:
             program = sums.added_up(program)
         return keras_variables.with_this_threads_state(program)
-
-
-class _OpenScopes(threading.local):
-    """The scopes that `with strategy:` has opened in this thread."""
-
-    def __init__(self) -> None:
-        self.stack: list[contextlib.AbstractContextManager[Any]] = []
 
 
 class LaidOutStrategy(ReplicatedStrategy):

@@ -139,10 +139,7 @@ class XlaNccl:
             final_op="Id",
             communication_hint="nccl",
         )
-        shape = tensor.shape
-        return tf.reshape(
-            reduced, shape if shape.is_fully_defined() else tf.shape(tensor)
-        )
+        return tf.reshape(reduced, tf.shape(tensor))
 
 
 class SleepingThreads:

@@ -222,8 +222,7 @@ def agree_on_specs(iterator: Any, name: str) -> Tree:
             f"{listed(texts)}. Give all the same; one whose data end earlier "
             "goes on without."
         )
-    known = all(number is not None for number in numbers)
-    count = max(numbers) if known else None
+    count = None if None in numbers else max(numbers)
     keras_iterators.set_number_of_batches(iterator, count)
     alike = all(each == paths[0] for each in paths)
     leaves = [*zip(*words, strict=True)] if alike else []

@@ -129,10 +129,9 @@ class _Gathered(Part):
 def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
     if not sources:
         return []
-    kinds = [step.kinds.of(source) for source in sources]
-    found = [GatheredRows(x, k) for x, k in zip(sources, kinds, strict=True)]
+    pairs = [(source, step.kinds.of(source)) for source in sources]
+    found = [GatheredRows(*pair) for pair in pairs]
     blocks_of_all = [block for rows in found for block in rows.blocks]
-    pairs = zip(sources, kinds, strict=True)
     names = [repr(x.op.name) for x, kind in pairs if not kind.regular]
     if step.in_xla and names:
         raise error_texts.cannot_compile(

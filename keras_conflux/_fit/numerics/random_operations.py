@@ -88,10 +88,7 @@ class Sampler:
     def _later(self, units: Any, counts: Any) -> "Sampler":
         """Returns the draws that begin some units of rows later."""
         with on_host():
-            if isinstance(counts, int):
-                word = tf.constant([counts, 0], tf.uint64)
-            else:
-                word = tf.stack([counts, tf.zeros_like(counts)])
+            word = tf.convert_to_tensor([counts, 0], tf.uint64)
             counter = self.given["counter"] + units * word
         return Sampler(self.original, self.given | {"counter": counter})
 
