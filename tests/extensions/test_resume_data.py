@@ -204,6 +204,32 @@ def test_validation_data(tmp_path, data, after, devices):
     assert_goes_on(tmp_path, data, after, devices=devices)
 
 
+def files():
+    """The usual way to read files, of which the length is not known."""
+
+    def read(index):
+        return tf.data.Dataset.from_tensor_slices((X, Y)).shard(4, index)
+
+    data = tf.data.Dataset.range(4).shuffle(4, seed=2).interleave(read)
+    return data.shuffle(5, seed=4).batch(BATCH)
+
+
+@pytest.mark.long
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("devices", ONE_AND_TWO)
+@pytest.mark.parametrize("after", [STEPS, 2 * STEPS, 2 * STEPS + 3])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_shuffle_above_another_one(tmp_path, is_known, after, devices):
+    """Keras makes iterators that it never draws from, if it knows a length."""
+    known = tf.data.experimental.assert_cardinality(STEPS)
+
+    def data():
+        data = files().apply(known) if is_known else files()
+        return {"x": data, "validation_data": files().apply(known)}
+
+    assert_goes_on(tmp_path, data, after, devices=devices)
+
+
 @pytest.mark.skipif(ON_GPU, reason="deterministic ops refuse to have no seed")
 def test_validation_data_that_varies_is_named(tmp_path):
     def generator():

@@ -131,6 +131,12 @@ DRAW = (
 )
 FROM_GENERATOR = Public(f"{_DATA}.from_generator")
 
+ENUMERATE_ITERATOR = Private(
+    "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator",
+    "self",
+    "_get_iterator, _steps_seen, _current_iterator, _num_batches",
+)
+
 NAMES["resume"] = (
     BUILD_METRICS,
     BUILD_LOSS,
@@ -138,11 +144,7 @@ NAMES["resume"] = (
     FROM_GENERATOR,
     Private("keras.src.backend:compute_output_spec"),
     Private("keras.callbacks:CallbackList", mentions="_futures"),
-    Private(
-        "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator",
-        "self",
-        "_get_iterator, _steps_seen, _current_iterator, _num_batches",
-    ),
+    ENUMERATE_ITERATOR,
     Private(
         "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter.__init__",
         None,

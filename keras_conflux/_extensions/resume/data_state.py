@@ -9,6 +9,8 @@ import types
 import weakref
 import zlib
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -19,6 +21,7 @@ from keras_conflux._extensions.resume import held_attributes
 from keras_conflux._extensions.resume import held_variables
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.compat import pipelines
+from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
 
 _LARGE = 8 * 2**20
@@ -79,9 +82,27 @@ def note_iterator(
 ) -> Any:
     """Draws from a data set, for which each shuffle below takes a seed."""
     if tf.executing_eagerly():
-        for each in pipelines.shuffles_below(dataset):
-            _taken[each] = _taken.get(each, 0) + 1
+        _count(pipelines.shuffles_below(dataset))
     return original(dataset, *args, **kwargs)
+
+
+def _count(shuffles: Iterable[tf.data.Dataset], seeds: int = 1) -> None:
+    for each in shuffles:
+        _taken[each] = _taken.get(each, 0) + seeds
+
+
+def enumerate_steps(original: Callable, iterator: Any) -> Iterator[tuple]:
+    """Yields an epoch's steps; takes back seeds that nobody has taken.
+
+    At the end of data Keras makes an iterator, which only a cut source needs.
+    """
+    dataset = private_state.dataset_of(iterator)
+    later = [*pipelines.shuffles_begun_by_elements(dataset)]
+    if private_state.draws_on(iterator) and private_state.is_undrawn(iterator):
+        _count(later)
+    yield from original(iterator)
+    if private_state.is_undrawn(iterator):
+        _count(later, -1)
 
 
 def note_code(
@@ -120,4 +141,5 @@ def take_seeds(shuffles: list[tf.data.Dataset], counts: list[int]) -> None:
     """Lets each take the seeds that it had taken in another process."""
     for each, count in zip(shuffles, counts, strict=False):
         for _ in range(count - _taken.get(each, 0)):
+            _count(pipelines.shuffles_begun_by_elements(each), -1)
             iter(each)

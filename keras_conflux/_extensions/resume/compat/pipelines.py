@@ -91,6 +91,17 @@ def shuffles_below(dataset: Any) -> Iterator[tf.data.Dataset]:
             yield each
 
 
+def shuffles_begun_by_elements(dataset: Any) -> Iterator[tf.data.Dataset]:
+    """Yields those that take a seed when the first element is drawn.
+
+    A shuffle begins what it draws from only then.
+    """
+    waits = seeds_of_dataset(dataset) is not None
+    find = shuffles_below if waits else shuffles_begun_by_elements
+    for each in dataset._inputs():
+        yield from find(each)
+
+
 def begins_shuffles_later(dataset: Any) -> bool:
     """Whether a data set takes seeds also while it is drawn from."""
     return any(

@@ -42,6 +42,11 @@ def draws_on(iterator: Any) -> bool:
     return cut and iterator._current_iterator is not None
 
 
+def is_undrawn(iterator: Any) -> bool:
+    """Whether nobody has drawn from the latest iterator that Keras has made."""
+    return iterator._current_iterator is not None and not iterator._steps_seen
+
+
 def set_learned_number(iterator: Any, number: int | None) -> None:
     """Tells an epoch iterator the number it learns in its first epoch."""
     if iterator.num_batches is None:
