@@ -230,6 +230,22 @@ def test_a_shuffle_above_another_one(tmp_path, is_known, after, devices):
     assert_goes_on(tmp_path, data, after, devices=devices)
 
 
+def test_a_reader_of_files_whose_names_are_shuffled(tmp_path):
+    names = [str(tmp_path / f"{i}.txt") for i in range(6)]
+    for i, name in enumerate(names):
+        np.savetxt(name, np.full([4, 5], i / 6.0))
+
+    def row(line):
+        x = tf.strings.to_number(tf.strings.split(line))
+        return tf.ensure_shape(x, [5]), x[:1]
+
+    def data():
+        shuffled = tf.data.Dataset.from_tensor_slices(names).shuffle(6, seed=3)
+        return {"x": tf.data.TextLineDataset(shuffled).map(row).batch(4)}
+
+    assert_goes_on(tmp_path / "checkpoints", data)
+
+
 @pytest.mark.skipif(ON_GPU, reason="deterministic ops refuse to have no seed")
 def test_validation_data_that_varies_is_named(tmp_path):
     def generator():

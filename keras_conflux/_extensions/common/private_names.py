@@ -159,6 +159,11 @@ NAMES["resume"] = (
     Private(f"{CONTEXT}._set_global_seed", "self, seed", "_rng"),
     Private("tensorflow:data.Dataset", mentions="_functions, _inputs"),
     Private(
+        "tensorflow.python.data.ops.readers:TextLineDatasetV2.__init__",
+        None,
+        "_impl",
+    ),
+    Private(
         "tensorflow.python.data.ops.cache_op:CacheDataset.__init__",
         None,
         "_filename",

@@ -11,8 +11,14 @@ def datasets_below(dataset: Any) -> Iterator[tf.data.Dataset]:
     """Yields a data set and its inputs; nothing for other data."""
     if isinstance(dataset, tf.data.Dataset):
         yield dataset
-        for each in dataset._inputs():
+        for each in _inputs(dataset):
             yield from datasets_below(each)
+
+
+def _inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    # Readers of files, whose names may be shuffled, hold one in their place.
+    held = getattr(dataset, "_impl", None)
+    return dataset._inputs() if held is None else [held]
 
 
 def has_unknown_parts(dataset: tf.data.Dataset) -> bool:
@@ -98,7 +104,7 @@ def shuffles_begun_by_elements(dataset: Any) -> Iterator[tf.data.Dataset]:
     """
     waits = seeds_of_dataset(dataset) is not None
     find = shuffles_below if waits else shuffles_begun_by_elements
-    for each in dataset._inputs():
+    for each in _inputs(dataset):
         yield from find(each)
 
 
