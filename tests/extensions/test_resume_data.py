@@ -407,6 +407,21 @@ def test_a_cache_of_random_numbers_is_named(tmp_path):
     assert not varying_data.causes(SAMPLES.map(with_random).cache())
 
 
+def test_a_choice_that_is_another_each_time_is_named():
+    choice = tf.data.Dataset.range(2).repeat(20)
+
+    def chosen(choice):
+        samples = [SAMPLES.shuffle(9, seed=1), SAMPLES]
+        return tf.data.Dataset.choose_from_datasets(samples, choice)
+
+    shuffled = choice.shuffle(9, seed=3)
+    for other in (shuffled, choice.flat_map(lambda _: shuffled)):
+        (found,) = varying_data.causes(chosen(other))
+        assert "shuffle no `choice_dataset`" in found
+    for equal in (chosen(choice), SAMPLES.enumerate()):
+        assert not varying_data.causes(equal)
+
+
 @pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("after", [STEPS, STEPS + 3])

@@ -80,7 +80,8 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         if pipelines.has_unknown_parts(each):
             yield (
                 "it draws from another data set, whose parts cannot be found "
-                "(make that data set inside of the function)"
+                "(make that data set inside of the function, and shuffle no "
+                "`choice_dataset`)"
             )
         if pipelines.is_parallel(each):
             yield from _of_parallel_calls(each)

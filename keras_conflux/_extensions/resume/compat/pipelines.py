@@ -1,6 +1,7 @@
 """The parts of a `tf.data.Dataset`."""
 
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,15 +26,34 @@ def has_unknown_parts(dataset: tf.data.Dataset) -> bool:
     """Whether it draws from data sets that are not among its inputs.
 
     A function that names a data set made outside of it, as a `flat_map`'s may,
-    has captured its tensor alone. So has a `Dataset.from_tensors` of them.
+    has captured its tensor alone. So has a `Dataset.from_tensors` of them, and
+    what TensorFlow makes of the `choice_dataset` of `choose_from_datasets`.
     """
     specs = tf.nest.flatten(dataset.element_spec)
     gives_them = any(isinstance(spec, tf.data.DatasetSpec) for spec in specs)
-    return (gives_them and not dataset._inputs()) or any(
-        captured.dtype == tf.variant
-        for each in dataset._functions()
-        for captured in each.function.captured_inputs
+    captured = (
+        each.dtype == tf.variant
+        for function in dataset._functions()
+        for each in function.function.captured_inputs
     )
+    if dataset._inputs():
+        return any(captured)
+    return gives_them or any(captured) or _is_rewritten_and_varies(dataset)
+
+
+_VARYING = re.compile(rb"Shuffle|(?<!Stateless)Random|PyFunc|Variable|Rng")
+"""Operations by which elements may be others each time have such names."""
+
+
+def _is_rewritten_and_varies(dataset: tf.data.Dataset) -> bool:
+    made, numbers = tf.data.experimental, tf.data.Dataset.range(1)
+    known = made.from_variant(made.to_variant(numbers), numbers.element_spec)
+    if type(dataset) is not type(known):
+        return False
+    graph = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=made.to_variant(dataset), external_state_policy=1
+    )
+    return bool(_VARYING.search(graph.numpy()))
 
 
 def seeds_of_dataset(dataset: tf.data.Dataset) -> list[int] | None:
