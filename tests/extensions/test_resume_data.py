@@ -271,18 +271,23 @@ def test_validation_data_that_varies_is_named(tmp_path):
 @pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("make", "steps"),
-    [(shuffled_batches, 0), (shuffled_batches, STEPS + 3), (Reordered, 0)],
+    ("make", "steps", "cut"),
+    [
+        (shuffled_batches, 0, None),
+        (shuffled_batches, STEPS + 3, None),
+        (shuffled_batches, 0, 4),
+        (Reordered, 0, None),
+    ],
 )
-def test_a_second_training_on_the_same_data(tmp_path, make, steps):
+def test_a_second_training_on_the_same_data(tmp_path, make, steps, cut):
     """The first one, which is over, has to leave the data as it did."""
 
     def trained(folder, after=None):
         keras.utils.set_random_seed(7)
-        data = make()
-        first = train(lambda: {"x": data}, folder and folder / "1", epochs=2)
+        data = {"x": make(), "steps_per_epoch": cut}
+        first = train(lambda: data, folder and folder / "1", epochs=2)
         second = folder and folder / "2"
-        return first + train(lambda: {"x": data}, second, after, epochs=2)
+        return first + train(lambda: data, second, after, epochs=2)
 
     expected = trained(None)
     with pytest.raises(Killed):

@@ -131,7 +131,7 @@ class InputPosition(EpochObserver):
         self._held = HeldAttributes(owner, data_state.mark)
         private_state.count_iterators(iterator, self._note_iterator)
 
-    def restore(self) -> bool:
+    def restore(self, is_over: bool) -> bool:
         """Brings the data to where it was, or lets the first epoch do that.
 
         Returns whether no shuffle is further on, as one that this process has
@@ -141,15 +141,16 @@ class InputPosition(EpochObserver):
         if start is None:
             return True
         private_state.set_learned_number(self.iterator, start.number)
-        if not start.begun:
+        begun = start.begun and not is_over
+        if not begun:
             self._held.restore(start.attributes)
         # Else the training's own, which is drawn from again.
         validation = self.validation
         if validation.source is not private_state.py_dataset_of(self.iterator):
             validation.restore(start.validation)
-        there = start.seeds_at_begin if start.begun else start.seeds
+        there = start.seeds_at_begin if begun else start.seeds
         here = data_state.seeds_taken(self._shuffles)
-        if not start.begun:
+        if not begun:
             data_state.take_seeds(self._shuffles, there)
         return all(map(operator.le, here, there))
 

@@ -159,8 +159,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         model_state.assert_same(self._saved, self._trained)
         fingerprint.name_changed_settings(self._saved, self._compiled)
         state = self._saved.state
-        is_there = self.position.restore()
-        if not is_there and not self._saved.is_over(self._epochs):
+        is_over = self._saved.is_over(self._epochs)
+        if not self.position.restore(is_over) and not is_over:
             self._warn_or_raise(_FURTHER_ON)
         self._done = state["done"]
         self._epoch = state["epoch"]
