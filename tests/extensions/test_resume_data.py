@@ -311,6 +311,21 @@ def test_a_second_training_on_one_generator_is_named(tmp_path):
         train(lambda: data, tmp_path / "3", epochs=1)
 
 
+def test_a_second_training_on_a_shuffle_before_an_endless_repeat(tmp_path):
+    """How many seeds the first one has taken, nobody knows."""
+
+    def trained(folder, data):
+        train(lambda: {"x": data, "steps_per_epoch": 2}, folder, epochs=1)
+
+    once, shuffled_last = shuffled_batches(), SAMPLES.repeat().shuffle(9, 1)
+    for i in range(2):  # warnings are errors
+        trained(tmp_path / f"last {i}", shuffled_last.batch(BATCH))
+        trained(tmp_path / f"new {i}", shuffled_batches().repeat())
+    trained(tmp_path / "1", once.repeat())
+    with pytest.warns(kc.ConfluxWarning, match="without end for one `fit`"):
+        trained(tmp_path / "2", once.repeat())
+
+
 @pytest.mark.parametrize("devices", [None, 1])
 def test_data_is_free_after_training(tmp_path, devices):
     model = dense()

@@ -28,7 +28,8 @@ _LARGE = 8 * 2**20
 """Of arrays of more bytes, mostly samples, a checksum is enough."""
 _taken: Any = weakref.WeakKeyDictionary()
 """By data set that shuffles, how many seeds it has taken."""
-_generators: Any = weakref.WeakSet()
+_trained_on: Any = weakref.WeakSet()
+"""Generators and shuffles that calls of `fit` with `Resume` have drawn from."""
 _code: Any = weakref.WeakKeyDictionary()
 """By data set, the function whose samples it has."""
 
@@ -72,9 +73,17 @@ def used_before(source: Any) -> Any:
     """Returns a generator that a former call has drawn from, else `None`."""
     if not isinstance(source, types.GeneratorType):
         return None
-    known = source in _generators
-    _generators.add(source)
+    known = source in _trained_on
+    _trained_on.add(source)
     return source if known else None
+
+
+def shuffles_again(dataset: Any) -> bool:
+    """Whether a former call has drawn from a shuffle of a data set."""
+    shuffles = shuffles_of([dataset])
+    known = any(each in _trained_on for each in shuffles)
+    _trained_on.update(shuffles)
+    return known
 
 
 def note_iterator(

@@ -188,11 +188,13 @@ class ResumableFit(keras.callbacks.CallbackList):
     def _name_what_varies(self) -> bool:
         """Returns whether the data of the training varies."""
         position, validation = self.position, self.position.validation
+        dataset = private_state.dataset_of(position.iterator)
         found = {
             "data": varying_data.causes(
-                private_state.dataset_of(position.iterator),
+                dataset,
                 private_state.py_dataset_of(position.iterator)
                 or data_state.used_before(self._data_given[0]),
+                anew=data_state.shuffles_again(dataset),
                 is_cut=position.iterator.steps_per_epoch is not None,
             ),
             "validation data": varying_data.causes(

@@ -16,7 +16,8 @@ from keras_conflux._graphs.effects import of_type
 
 _SHUFFLED_BEFORE = (
     "it is shuffled before it is repeated, concatenated or cached (shuffle it "
-    "after that, or repeat it without end and give `steps_per_epoch`)"
+    "after that, or repeat it without end for one `fit`, with "
+    "`steps_per_epoch`)"
 )
 
 
@@ -25,7 +26,7 @@ def causes(
 ) -> list[str]:
     """Returns why batches cannot be drawn a second time, a phrase for each.
 
-    Data without an end is drawn from once, unless each epoch begins `anew`.
+    Data without an end is drawn from once, unless iterators begin it `anew`.
     """
     found = dict.fromkeys(_of_dataset(dataset))
     if pipelines.begins_shuffles_later(dataset) and (
