@@ -118,10 +118,7 @@ def shuffles_below(dataset: Any) -> Iterator[tf.data.Dataset]:
 
 
 def shuffles_begun_by_elements(dataset: Any) -> Iterator[tf.data.Dataset]:
-    """Yields those that take a seed when the first element is drawn.
-
-    A shuffle begins what it draws from only then.
-    """
+    """Yields those below a shuffle, which begins them with an element."""
     waits = seeds_of_dataset(dataset) is not None
     find = shuffles_below if waits else shuffles_begun_by_elements
     for each in _inputs(dataset):
