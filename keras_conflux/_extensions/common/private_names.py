@@ -158,7 +158,6 @@ NAMES["resume"] = (
     Private(f"{_SAVING}:H5IOStore.make", "self, path, metadata"),
     Private(f"{CONTEXT}._set_global_seed", "self, seed", "_rng"),
     Private("tensorflow:data.Dataset", mentions="_functions, _inputs"),
-    Private("tensorflow:data.TextLineDataset", mentions="_impl"),
     Private(
         "tensorflow.python.data.ops.cache_op:CacheDataset.__init__",
         None,

@@ -17,9 +17,12 @@ def datasets_below(dataset: Any) -> Iterator[tf.data.Dataset]:
 
 
 def _inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    # Readers of files, whose names may be shuffled, hold one in their place.
-    held = getattr(dataset, "_impl", None)
-    return dataset._inputs() if held is None else [held]
+    """Returns the inputs; of a reader of files, the data set of its files.
+
+    It may hold another one, of their names, of which that is made.
+    """
+    held = [x for x in vars(dataset).values() if isinstance(x, tf.data.Dataset)]
+    return dataset._inputs() or held[-1:]
 
 
 def has_unknown_parts(dataset: tf.data.Dataset) -> bool:
