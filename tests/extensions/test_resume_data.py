@@ -499,6 +499,7 @@ class Peeking(Holder):
 
     def look(self, *_):
         found = self.held() if callable(self.held) else self.held
+        (found,) = found if isinstance(found, tuple) else (found,)
         (label,) = next(iter(found))[1][:1]
         self.model.layers[-1].bias.assign_add(label)
 
@@ -558,6 +559,26 @@ def looked_at(kind, own):
 )
 def test_a_callback_draws_from_a_shuffle(tmp_path, kind, own, after):
     assert_goes_on(tmp_path, looked_at(kind, own), after, devices=1)
+
+
+class Refilled(Reordered):
+    """Takes its order from a shuffle of tf.data."""
+
+    def __init__(self):
+        super().__init__()
+        self.orders = [tf.data.Dataset.range(len(X)).shuffle(len(X), seed=3)]
+
+    def on_epoch_end(self):
+        self.order = np.array([*self.orders[0].as_numpy_iterator()])
+
+
+@pytest.mark.parametrize("after", [2 * STEPS, 2 * STEPS + 3])
+def test_shuffles_in_lists_and_in_a_pydataset(tmp_path, after):
+    def data():
+        holder = Peeking((shuffled_batches(),))
+        return {"x": Refilled(), "callbacks": [holder]}
+
+    assert_goes_on(tmp_path, data, after)
 
 
 @pytest.mark.parametrize("name", ["x", "validation_data"])

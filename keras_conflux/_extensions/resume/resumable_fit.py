@@ -81,7 +81,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         validation = ValidationData(given["validation_data"])
         self._data_given = [given["x"], validation.source]
         self._stateful = [x for x in callbacks if not isinstance(x, _STATELESS)]
-        held = [*map(held_by, self._stateful)]
+        held = [*map(held_by, self._stateful), *self._data_given]
         others = [*held_variables.reachable(held, tf.data.Dataset)]
         self._saved = saved
         self._parts = parts
