@@ -540,22 +540,24 @@ def test_a_model_that_is_built_by_fit(tmp_path, kind):
 
 
 class Freezing(keras.callbacks.Callback):
-    """Freezes a layer in the second epoch."""
+    """Freezes a layer, or its kernel, in the second epoch."""
 
-    def __init__(self, is_forced):
+    def __init__(self, is_forced, is_kernel):
         super().__init__()
-        self.is_forced = is_forced
+        self.is_forced, self.is_kernel = is_forced, is_kernel
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 1:
-            self.model.layers[0].trainable = False
+            layer = self.model.layers[0]
+            (layer.kernel if self.is_kernel else layer).trainable = False
             if self.is_forced:
                 self.model.make_train_function(force=True)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("devices", ONE_AND_TWO)
-def test_layers_that_a_callback_has_frozen(tmp_path, devices):
+@pytest.mark.parametrize("is_kernel", [False, True])
+def test_layers_that_a_callback_has_frozen(tmp_path, devices, is_kernel):
     def trained(folder, after=None, is_forced=True):
         keras.utils.set_random_seed(7)
         layers = keras.layers
@@ -566,7 +568,7 @@ def test_layers_that_a_callback_has_frozen(tmp_path, devices):
             kc.replicate(model, devices)
         model.compile("adam", "mse", jit_compile=False)
         resume = kc.Resume(folder, every=1)
-        callbacks = [Kill(after), Freezing(is_forced), resume]
+        callbacks = [Kill(after), Freezing(is_forced, is_kernel), resume]
         model.fit(X, Y, SAMPLES // 2, 3, verbose=0, callbacks=callbacks)
         return [v.numpy() for v in (*model.weights, *model.optimizer.variables)]
 

@@ -233,6 +233,7 @@ class ResumableFit(keras.callbacks.CallbackList):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Restores values that callbacks and Keras have set anew."""
         self._states.end_epoch()
+        self._layers.note_made()
         super().on_epoch_begin(epoch, logs)
         self._epoch, self._ended = epoch, 0
         self._states.begin_epoch()
