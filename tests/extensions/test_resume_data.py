@@ -651,16 +651,24 @@ def test_python_code_with_a_generator_of_its_own_is_named():
     def made_inside():
         yield np.random.default_rng(1).normal(size=5)
 
+    inner, in_order = shuffled(), SAMPLES
+
+    def of_a_shuffle():
+        yield from inner.as_numpy_iterator()
+
+    def of_samples():
+        yield from in_order.as_numpy_iterator()
+
     made = tf.data.Dataset.from_generator
     spec = tf.TensorSpec((5,), "float64")
-    cell, inside = (
+    cell, inside, drawn, read = (
         made(generator=each, output_signature=spec).batch(2)
-        for each in (in_a_cell, made_inside)
+        for each in (in_a_cell, made_inside, of_a_shuffle, of_samples)
     )
-    for given in ((None, Global()), (cell,)):
+    for given in ((None, Global()), (cell,), (drawn,)):
         (found,) = varying_data.causes(*given)
-        assert "a random generator that is no attribute" in found
-    for given in ((None, Noisy()), (inside,)):
+        assert "that is no attribute of a `PyDataset`" in found
+    for given in ((None, Noisy()), (None, Refilled()), (inside,), (read,)):
         assert not varying_data.causes(*given)
 
 

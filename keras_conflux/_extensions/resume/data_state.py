@@ -124,11 +124,12 @@ def note_code(
 
 
 def draws_by_itself(dataset: Any, source: Any) -> bool:
-    """Whether Python code of data has a random generator that nobody saves."""
+    """Whether Python code of data has a random state that nobody saves."""
     saved = {*map(id, held_attributes.held_by(source).values())}
-    code = [source, *map(_code.get, pipelines.datasets_below(dataset))]
-    found = held_variables.reachable(code, held_attributes.RANDOM)
-    return any(id(each) not in saved for each in found)
+    code = [*map(_code.get, pipelines.datasets_below(dataset))]
+    found = held_variables.reachable([source, code], held_attributes.RANDOM)
+    drawn = shuffles_of([*held_variables.reachable(code, tf.data.Dataset)])
+    return bool(drawn) or any(id(each) not in saved for each in found)
 
 
 def shuffles_of(datasets: list[Any]) -> list[tf.data.Dataset]:

@@ -43,8 +43,9 @@ def causes(
         ] = None
     if data_state.draws_by_itself(dataset, source):
         found[
-            "its Python code has a random generator that is no attribute of a "
-            "`PyDataset`, such as a global (draw from `np.random`)"
+            "its Python code has a random generator, or a data set that "
+            "shuffles, that is no attribute of a `PyDataset`, such as a global "
+            "(draw from `np.random`)"
         ] = None
     if isinstance(source, keras.utils.PyDataset) and is_cut:
         hooks = {type(source).on_epoch_begin, type(source).on_epoch_end}
