@@ -6,7 +6,6 @@ others. The replacements are put in place when the package is first used.
 """
 
 import functools
-import inspect
 import os
 import pathlib
 import threading
@@ -43,9 +42,7 @@ def patch(point: ListedName, replacement: Callable[..., Any]) -> None:
     def dispatcher(*args: Any, **kwargs: Any) -> Any:
         return replacement(original, *args, **kwargs)
 
-    static = inspect.getattr_static(owner, point.attribute)
-    is_kept = isinstance(static, property | staticmethod)
-    new: Any = type(static)(dispatcher) if is_kept else dispatcher
+    new = property(dispatcher) if isinstance(found, property) else dispatcher
     if getattr(original, "__code__", None) is _code_of_filter():
         new = traceback_utils.filter_traceback(dispatcher)
     setattr(owner, point.attribute, new)

@@ -661,14 +661,32 @@ def test_python_code_with_a_generator_of_its_own_is_named():
 
     made = tf.data.Dataset.from_generator
     spec = tf.TensorSpec((5,), "float64")
+
+    def drawn_in_map(x, y):
+        return tf.numpy_function(lambda x: x + own.normal(), [x], x.dtype), y
+
+    def traced(x, y):
+        return x + own.normal(), y
+
     cell, inside, drawn, read = (
         made(generator=each, output_signature=spec).batch(2)
         for each in (in_a_cell, made_inside, of_a_shuffle, of_samples)
     )
-    for given in ((None, Global()), (cell,), (drawn,)):
+    for given in (
+        (None, Global()),
+        (cell,),
+        (drawn,),
+        (SAMPLES.map(drawn_in_map),),
+    ):
         (found,) = varying_data.causes(*given)
         assert "that is no attribute of a `PyDataset`" in found
-    for given in ((None, Noisy()), (None, Refilled()), (inside,), (read,)):
+    for given in (
+        (None, Noisy()),
+        (None, Refilled()),
+        (inside,),
+        (read,),
+        (SAMPLES.map(traced),),
+    ):
         assert not varying_data.causes(*given)
 
 

@@ -129,7 +129,6 @@ DRAW = (
     Public(f"{_DATA}.get_single_element", "self, name"),
     Public(f"{_DATA}.reduce", "self, initial_state, reduce_func, name"),
 )
-FROM_GENERATOR = Public(f"{_DATA}.from_generator")
 
 ENUMERATE_ITERATOR = Private(
     "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator",
@@ -141,7 +140,6 @@ NAMES["resume"] = (
     BUILD_METRICS,
     BUILD_LOSS,
     *DRAW,
-    FROM_GENERATOR,
     Private("keras.src.backend:compute_output_spec"),
     Private("keras.callbacks:CallbackList", mentions="_futures"),
     ENUMERATE_ITERATOR,

@@ -30,8 +30,6 @@ _taken: Any = weakref.WeakKeyDictionary()
 """By data set that shuffles, how many seeds it has taken."""
 _trained_on: Any = weakref.WeakSet()
 """Generators and shuffles that calls of `fit` with `Resume` have drawn from."""
-_code: Any = weakref.WeakKeyDictionary()
-"""By data set, the function whose samples it has."""
 
 
 def mark(value: Any) -> Any:
@@ -114,19 +112,19 @@ def enumerate_steps(original: Callable, iterator: Any) -> Iterator[tuple]:
         _count(later, -1)
 
 
-def note_code(
-    original: Callable, generator: Callable, *args: Any, **kwargs: Any
-) -> tf.data.Dataset:
-    """Makes a data set of the samples that a function yields."""
-    dataset = original(generator, *args, **kwargs)
-    _code[dataset] = generator
-    return dataset
+def _code_of(dataset: Any) -> list[Any]:
+    """Returns the Python code that data calls as it is drawn, and its cells."""
+    code = pipelines.python_functions(dataset)
+    for _ in range(3):  # `from_generator` has functions in functions
+        cells = [x for each in code for _, x in held_attributes.cells_of(each)]
+        code += [pipelines.generator_in(each) for each in cells]
+    return code
 
 
 def draws_by_itself(dataset: Any, source: Any) -> bool:
     """Whether Python code of data has a random state that nobody saves."""
     saved = {*map(id, held_attributes.held_by(source).values())}
-    code = [*map(_code.get, pipelines.datasets_below(dataset))]
+    code = _code_of(dataset)
     found = held_variables.reachable([source, code], held_attributes.RANDOM)
     drawn = shuffles_of([*held_variables.reachable(code, tf.data.Dataset)])
     return bool(drawn) or any(id(each) not in saved for each in found)

@@ -35,7 +35,6 @@ def install() -> None:
         (private_names.BUILD_LOSS, compiled_parts.note_specs),
         *((name, data_state.note_iterator) for name in private_names.DRAW),
         (private_names.ENUMERATE_ITERATOR, data_state.enumerate_steps),
-        (private_names.FROM_GENERATOR, data_state.note_code),
     )
     patching.when_used(functools.partial(patching.patch_all, patches))
 

@@ -105,6 +105,21 @@ def variables_of_dataset(dataset: Any) -> list[tf.Variable]:
     return list(found.values())
 
 
+def python_functions(dataset: Any) -> list[Any]:
+    """Returns the functions of data sets that call Python code when drawn."""
+    return [
+        function._func
+        for each in datasets_below(dataset)
+        if any(map(is_python, operations_of_dataset(each)))
+        for function in each._functions()
+    ]
+
+
+def generator_in(value: Any) -> Any:
+    """Returns what `from_generator` was given, if a value holds that."""
+    return getattr(value, "_generator", value)
+
+
 def is_python(operation: tf.Operation) -> bool:
     """Whether an operation calls Python code."""
     return operation.type in _PYTHON
