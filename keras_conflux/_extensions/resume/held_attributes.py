@@ -255,7 +255,7 @@ def held_by(owner: Any) -> dict[str, Any]:
             if isinstance(value, types.MemberDescriptorType):  # a slot
                 with contextlib.suppress(Exception):
                     found[name] = getattr(owner, name)
-            elif not each.__module__.startswith(_KERAS):
+            elif not str(each.__module__).startswith(_KERAS):
                 found[f"{each.__name__}.{name}"] = value
     with contextlib.suppress(Exception):  # of a `__getattr__`, as of a proxy
         found |= vars(owner)
