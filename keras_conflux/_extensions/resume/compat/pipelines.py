@@ -137,10 +137,11 @@ def shuffles_below(dataset: Any) -> Iterator[tf.data.Dataset]:
 
 def shuffles_begun_by_elements(dataset: Any) -> Iterator[tf.data.Dataset]:
     """Yields those below a shuffle, which begins them with an element."""
-    waits = seeds_of_dataset(dataset) is not None
-    find = shuffles_below if waits else shuffles_begun_by_elements
-    for each in _inputs(dataset):
-        yield from find(each)
+    if isinstance(dataset, tf.data.Dataset):
+        waits = seeds_of_dataset(dataset) is not None
+        find = shuffles_below if waits else shuffles_begun_by_elements
+        for each in _inputs(dataset):
+            yield from find(each)
 
 
 def begins_shuffles_later(dataset: Any) -> bool:
