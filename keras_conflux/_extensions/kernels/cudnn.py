@@ -24,7 +24,8 @@ from keras_conflux._replication.steps import Step
 
 MIN_CAPABILITY = (8, 0)
 """The compute capability of the oldest GPUs that cuDNN has a kernel for."""
-_Result = tuple[tuple[int | None, ...], tf.DType]
+_Result = tuple[Any, tf.DType]
+"""The shape and the dtype of a result."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ def forward(
     """
     batch, length, heads, _ = queries.shape
     statistics = (batch, heads, length), tf.float32
-    results = [_heads_first(queries), statistics]
+    results = [(queries.shape, queries.dtype), statistics]
     operands = trees.present([queries, keys, values, bias])
     products = {
         "bmm1_dot_dimension_numbers": _product(3, 3),
@@ -90,7 +91,7 @@ def backward(
     upstream: tf.Tensor,
 ) -> list[tf.Tensor]:
     """Returns the gradients of queries, keys and values; see `forward`."""
-    results = [_heads_first(each) for each in (queries, keys, values)]
+    results = [(each.shape, each.dtype) for each in (queries, keys, values)]
     given = [queries, keys, values, statistics, upstream, bias, output]
     operands = trees.present(given)
     products = {
@@ -105,12 +106,6 @@ def backward(
 
 def _target(bias: tf.Tensor | None) -> str:
     return "__cudnn$fmha" + ("Softmax" if bias is None else "ScaleBiasSoftmax")
-
-
-def _heads_first(tensor: tf.Tensor) -> _Result:
-    """Returns the shape that cuDNN's result for `(B, T, N, H)` has."""
-    batch, length, heads, size = tensor.shape
-    return (batch, heads, length, size), tensor.dtype
 
 
 def _product(
@@ -173,39 +168,30 @@ def _config(
 def _call(
     target: str, operands: list[tf.Tensor], results: list[_Result], config: str
 ) -> list[tf.Tensor]:
-    """Calls cuDNN, and gives results of rank 4 the shape `(B, T, N, H)`."""
-    shapes = [
-        [shape[axis] for axis in (0, 2, 1, 3)] if len(shape) == 4 else [*shape]
-        for shape, _ in results
-    ]
-    dtypes = [dtype for _, dtype in results]
-    outputs = [*map(type_name, shapes, dtypes)]
-    module = _module(target, operands, results, outputs, config)
+    """Calls cuDNN. The results of rank 4 are `(B, T, N, H)`."""
+    shapes, dtypes = map(list, zip(*results, strict=True))
+    module = _module(target, operands, results, config)
     return tensorflow_xla.module_call(module, operands, shapes, dtypes)
 
 
 def _module(
-    target: str,
-    operands: list[tf.Tensor],
-    results: list[_Result],
-    outputs: list[str],
-    config: str,
+    target: str, operands: list[tf.Tensor], results: list[_Result], config: str
 ) -> str:
     """Returns the call as a StableHLO module."""
     inputs = [type_name(tensor.shape, tensor.dtype) for tensor in operands]
     input_layouts = [_row_major(len(tensor.shape)) for tensor in operands]
-    raw = [type_name(*result) for result in results]
-    layouts = [
-        "dense<[3, 1, 2, 0]> : tensor<4xindex>"
-        if len(shape) == 4
-        else _row_major(len(shape))
-        for shape, _ in results
-    ]
-    lines, names = [], []
-    for i, (shape, _) in enumerate(results):
-        names.append(f"%raw#{i}")
-        if len(shape) == 4:
-            names[-1] = f"%out{i}"
+    outputs = [type_name(*result) for result in results]
+    raw, layouts, lines, names = [], [], [], []
+    for i, (shape, dtype) in enumerate(results):
+        if len(shape) != 4:
+            raw.append(outputs[i])
+            layouts.append(_row_major(len(shape)))
+            names.append(f"%raw#{i}")
+        else:
+            batch, length, heads, size = shape
+            raw.append(type_name((batch, heads, length, size), dtype))
+            layouts.append("dense<[3, 1, 2, 0]> : tensor<4xindex>")
+            names.append(f"%out{i}")
             lines.append(
                 f"    %out{i} = stablehlo.transpose %raw#{i}, "
                 f"dims = [0, 2, 1, 3] : ({raw[i]}) -> {outputs[i]}"
