@@ -15,30 +15,21 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._extensions.kernels import dense_products
 
 
-def conv(
-    original: Callable,
+def conv(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Computes a convolution of single positions within an XLA program."""
+    result = None
+    if dense_products.traces_for_xla():
+        result = _product(*args, **kwargs)
+    return original(*args, **kwargs) if result is None else result
+
+
+def _product(
     inputs: Any,
     kernel: Any,
     strides: Any = 1,
     padding: Any = "valid",
     data_format: str | None = None,
     dilation_rate: Any = 1,
-) -> Any:
-    """Computes a convolution of single positions within an XLA program."""
-    options = (strides, padding, data_format, dilation_rate)
-    result = None
-    if dense_products.traces_for_xla():
-        result = _product(inputs, kernel, *options)
-    return original(inputs, kernel, *options) if result is None else result
-
-
-def _product(
-    inputs: Any,
-    kernel: Any,
-    strides: Any,
-    padding: Any,
-    data_format: str | None,
-    dilation_rate: Any,
 ) -> tf.Tensor | None:
     """Returns the product, or `None` where it is Keras' to compute."""
     if not (isinstance(inputs, tf.Tensor) and _has_shape(inputs, kernel)):
