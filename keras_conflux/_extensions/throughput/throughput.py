@@ -89,15 +89,13 @@ class Throughput(LogSource):
         """
         assert self.model is not None  # Keras has set it
         found = execution_plan.measured(self.model)
+        self._measured, self._strategy = found or (None, None)
         if found is None:
-            self._measured = None
             warn(
                 f"{self.model.name}: `Throughput` measures training on "
                 "replicas, and adds nothing to the logs here. "
                 "`keras_conflux.replicate(model, devices=1)` is enough."
             )
-            return
-        self._measured, self._strategy = found
 
     def on_epoch_begin(self, epoch: int, logs: _Logs = None) -> None:
         """Starts the clock.
@@ -140,17 +138,14 @@ class Throughput(LogSource):
             )
 
     def _stop(self, measured: Measurements) -> dict[str, float | None]:
-        """Returns the values of the epoch, without all that follows."""
-        # Steps of validation would be added.
-        if self._values is None:
-            seconds = measurements.clock() - self._began
-            self._values = self._computed(measured, seconds)
-        return self._values
+        """Returns the values of the epoch, without all that follows.
 
-    def _computed(
-        self, measured: Measurements, seconds: float
-    ) -> dict[str, float | None]:
-        """Returns the values by their keys, `None` where one is not known."""
+        A value is `None` where it is not known.
+        """
+        # Steps of validation would be added.
+        if self._values is not None:
+            return self._values
+        seconds = measurements.clock() - self._began
         work = measured.other
         if work.steps:
             seconds -= measured.first.seconds
@@ -161,13 +156,14 @@ class Throughput(LogSource):
             for each in self._strategy.devices
             if each.kind == "GPU"
         ]
-        return {
+        self._values = {
             "samples_per_second": _ratio(work.samples, seconds) or None,
             "step_ms": 1e3 * _ratio(seconds - measured.waited, work.steps),
             "input_wait": _ratio(measured.waited, seconds),
             "compile_s": measured.first.seconds,
             "peak_gib": max(peaks, default=None),
         }
+        return self._values
 
 
 def _ratio(amount: float, of: float) -> float:
