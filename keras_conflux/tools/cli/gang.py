@@ -51,8 +51,8 @@ class Gang:
     """Starts processes, and ends all when one fails.
 
     A process is the leader of a group, to which all belong that it starts.
-    The whole group is gone after the `with` block. After a failure or a signal,
-    and again after SIGTERM, the others have the seconds of grace, then SIGKILL.
+    The whole group is gone after `run`. After a failure or a signal, and again
+    after SIGTERM, the others have the seconds of grace, then SIGKILL.
     """
 
     def __init__(
@@ -87,20 +87,6 @@ class Gang:
         self._deadline: float | None = None
         self._harsher = [signal.SIGTERM, signal.SIGKILL]
 
-    def __enter__(self) -> "Gang":
-        """Starts the processes."""
-        try:
-            for index, environment in enumerate(self._environments):
-                self._start(index, environment)
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Ends whatever still runs, and takes the last output."""
-        self._close()
-
     @property
     def failed(self) -> Ended | None:
         """The first failure that no other has caused, or else the first."""
@@ -118,28 +104,32 @@ class Gang:
         """The error that it has raised, or nothing."""
         return self._errors[self.failed.index].text if self.failed else ""
 
-    def wait(self) -> None:
-        """Waits until all processes have ended."""
-        while self._running:
-            event = self._next_event()
-            if event is None:
-                self._use_harsher_signal()
-            elif isinstance(event, signal.Signals):
-                self._hear(event)
-            elif isinstance(event, str):
-                self._end_without_reader(event)
-            else:
-                self._take_note(event)
-
-    def _next_event(self) -> Event | None:
-        """Returns the next event, or `None` if the deadline comes first."""
-        if self._deadline is None:
-            return self._events.get()
+    def run(self) -> None:
+        """Starts the processes, and returns when all have ended."""
         try:
+            for index, environment in enumerate(self._environments):
+                self._start(index, environment)
+            while self._running:
+                self._await_event()
+        finally:
+            self._close()
+
+    def _await_event(self) -> None:
+        """Obeys the next event, or the deadline if that comes first."""
+        seconds = None
+        if self._deadline is not None:
             seconds = max(0.0, self._deadline - time.monotonic())
-            return self._events.get(timeout=seconds)
+        try:
+            event = self._events.get(timeout=seconds)
         except queue.Empty:
-            return None
+            self._use_harsher_signal()
+            return
+        if isinstance(event, signal.Signals):
+            self._hear(event)
+        elif isinstance(event, str):
+            self._end_without_reader(event)
+        else:
+            self._take_note(event)
 
     def _take_note(self, ended: Ended) -> None:
         self._running.discard(ended.index)

@@ -106,8 +106,8 @@ def main(options: argparse.Namespace) -> int:
             environments = _environments(inherited, shares, attempt)
             screen.keep_up_to(RUNNING)
             told = events, screen
-            with Gang(command, environments, options.grace, *told) as gang:
-                gang.wait()
+            gang = Gang(command, environments, options.grace, *told)
+            gang.run()
             is_last = gang.status == 0 or gang.is_interrupted
             if gang.failed is not None:
                 left = 0 if is_last else options.restarts
