@@ -204,12 +204,10 @@ def _of_each_shard(
     optimizers = variable_bytes.optimizers_of(model)
     found = []
     for shard in SHARDS:
-        held = variable_bytes.total(weights, shard, devices)
-        beside = (
-            None
-            if optimizers is None
-            else variable_bytes.total(optimizers, shard, devices)
-        )
+        held = sum(each.size(shard, devices) for each in weights)
+        beside = None
+        if optimizers is not None:
+            beside = sum(each.size(shard, devices) for each in optimizers)
         of_step = step if shard is None or devices == 1 else None
         found.append(Memory(held, beside, of_step, peak, devices, shard))
     return found

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -95,8 +94,3 @@ def _as_shape(variable: keras.Variable) -> keras.Variable:
         found = keras.Variable("zeros", name=variable.name, **kind)
     found.overwrite_with_gradient = variable.overwrite_with_gradient
     return found
-
-
-def total(held: Iterable[Held], shard: Shard | None, devices: int) -> int:
-    """Returns the bytes of some variables on each of so many devices."""
-    return sum(each.size(shard, devices) for each in held)
