@@ -15,6 +15,7 @@ from keras_conflux._compat.replicated_variables import InParts
 from keras_conflux._compat.replicated_variables import assert_of_running
 from keras_conflux._extensions.sharding import between_processes
 from keras_conflux._extensions.sharding.layout import Layout
+from keras_conflux._replication.replica_context import rank_as_tensor
 
 
 def apart(part: tf.Tensor) -> tf.Tensor:
@@ -37,7 +38,6 @@ class ShardedVariable(InParts, values.DistributedVariable):
         parts: A variable for each replica, of one axis.
         layout: The layout of the parts in the whole.
         gathered: Returns, in a replica, the whole value of this variable.
-        rank: Returns, in a replica, the position of the replica.
     """
 
     def __init__(
@@ -46,12 +46,10 @@ class ShardedVariable(InParts, values.DistributedVariable):
         parts: Sequence[tf.Variable],
         layout: Layout,
         gathered: Callable[["ShardedVariable"], tf.Tensor],
-        rank: Callable[[], Any],
     ) -> None:
         super().__init__(strategy, parts, tf.VariableAggregation.NONE)
         self.layout = layout
         self._gathered = gathered
-        self._rank = rank
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -97,7 +95,7 @@ class ShardedVariable(InParts, values.DistributedVariable):
     def _write(self, method: str, value: Any, *_: Any, **options: Any) -> Any:
         """Writes a whole value, of which each device gets its part."""
         if self._in_replica():
-            part = self.layout.part_of(self._as_tensor(value), self._rank())
+            part = self.layout.part_of(self._as_tensor(value), rank_as_tensor())
             read = options.get("read_value", True)
             return getattr(self.part, method)(part, read_value=read)
         # On the host, unless it is on a device: each device gets its part.

@@ -23,7 +23,6 @@ from keras_conflux._extensions.sharding.layout import Layout
 from keras_conflux._extensions.sharding.whole_values import gathered
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import outside_of_strategies
-from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import is_replicated
 
@@ -183,6 +182,6 @@ def cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
 
     with tf.init_scope():
         parts = outside_of_strategies(made)
-    new = ShardedVariable(strategy, parts, layout, gathered, rank_as_tensor)
+    new = ShardedVariable(strategy, parts, layout, gathered)
     note_whole(new, copies[0])
     state.swap_backing(variable, old, new)
