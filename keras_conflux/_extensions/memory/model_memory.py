@@ -162,7 +162,7 @@ def memory(
     if devices is not None:
         arguments.assert_count("devices", devices, "a number of devices")
     _assert_built(model)
-    strategy = _strategy(model)
+    strategy = strategy_of(model)
     shard = None if strategy is None else strategy.shard
     used = strategy or current_strategy()
     count = used.communicator.size if devices is None else int(devices)
@@ -176,9 +176,9 @@ def memory(
     ).with_shard(shard)
 
 
-def limit_of(strategy: ReplicatedStrategy) -> int:
-    """Returns the bytes that TensorFlow may take of each GPU, 0 on CPUs."""
-    if not strategy.communicator.on_gpu:
+def limit_of(strategy: ReplicatedStrategy | None) -> int:
+    """Returns the bytes that TensorFlow may take of each GPU, 0 if on none."""
+    if strategy is None or not strategy.communicator.on_gpu:
         return 0
     return min(map(tensorflow_internals.memory_of, strategy.devices))
 
@@ -190,7 +190,8 @@ def _turns(model: keras.Model, whole: Memory, limit: int) -> int | None:
     return step_of.turns_that_fit(whole.step, sums, whole.variables, limit)
 
 
-def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
+def strategy_of(model: keras.Model) -> ReplicatedStrategy | None:
+    """Returns the strategy that replicates a model, if any."""
     found = keras_models.strategy_of(model)
     if isinstance(found, ReplicatedStrategy):
         return found

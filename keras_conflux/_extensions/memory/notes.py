@@ -15,6 +15,7 @@ from keras_conflux._extensions.memory.model_memory import Memory
 from keras_conflux._extensions.memory.model_memory import limit_of
 from keras_conflux._extensions.memory.model_memory import memory
 from keras_conflux._extensions.memory.model_memory import readable
+from keras_conflux._extensions.memory.model_memory import strategy_of
 from keras_conflux._replication import combinations
 from keras_conflux._replication import model_options
 from keras_conflux._replication import state
@@ -57,7 +58,7 @@ def _taken(model: Any, found: Memory | None, step: int | None) -> str:
             "`keras_conflux.memory(model, batch)` tells the memory of a model "
             "there, before it runs. Less memory is needed with:"
         )
-    limit = _limit(model)
+    limit = limit_of(strategy_of(model))
     there = f" of {readable(limit)}" if limit else ""
     besides = "the rest is for a step"
     if step is not None:
@@ -72,12 +73,6 @@ def _taken(model: Any, found: Memory | None, step: int | None) -> str:
         "training. Less is needed with one of these, where `...` stands for "
         "the present options of `replicate`:"
     )
-
-
-def _limit(model: Any) -> int:
-    """Returns the bytes that TensorFlow may take of a GPU, 0 if on none."""
-    strategy = state.replicated_by(state.variables_of(model))
-    return 0 if strategy is None else limit_of(strategy)
 
 
 def _shards(model: Any, found: Memory) -> Iterator[_Row]:
@@ -108,8 +103,9 @@ def _turns(model: Any, found: Memory, step: int | None) -> Iterator[_Row]:
         # Sums of gradients come with the first turns, and no activations later.
         gradients = sum(map(trees.bytes_of, model.trainable_variables))
         activations = step - gradients * (turns > 1)
+        limit = limit_of(strategy_of(model))
         fitting = step_of.turns_that_fit(
-            activations, gradients, found.variables, _limit(model)
+            activations, gradients, found.variables, limit
         )
         times = max(2, fitting or 2)
         saved = activations - activations // times - gradients * (turns == 1)
