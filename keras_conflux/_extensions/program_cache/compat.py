@@ -32,14 +32,10 @@ def repeatable_names(program: str) -> contextlib.AbstractContextManager[None]:
     No name occurs twice in a process. TensorFlow names traces of other threads.
     """
     ops.uid = _uid
-    return _numbers.to(_numbers_of(program))
-
-
-def _numbers_of(program: str) -> Iterator[int]:
     digest = hashlib.sha256(program.encode()).digest()
     index = 1 + int.from_bytes(digest[:8], "big") % (_PROGRAMS - 1)
     trace = next(_traces.setdefault(index, itertools.count()))
-    return itertools.count((index * _ROOM + trace) * _ROOM)
+    return _numbers.to(itertools.count((index * _ROOM + trace) * _ROOM))
 
 
 def _uid() -> int:
