@@ -105,8 +105,7 @@ def main(options: argparse.Namespace) -> int:
         for attempt in range(options.restarts + 1):
             environments = _environments(inherited, shares, attempt)
             screen.keep_up_to(RUNNING)
-            told = events, screen
-            gang = Gang(command, environments, options.grace, *told)
+            gang = Gang(command, environments, options.grace, events, screen)
             gang.run()
             is_last = gang.status == 0 or gang.is_interrupted
             if gang.failed is not None:
