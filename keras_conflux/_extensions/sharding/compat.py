@@ -1,7 +1,6 @@
 """A variable of TensorFlow of which each device holds a part."""
 
 import functools
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat.replicated_variables import InParts
 from keras_conflux._compat.replicated_variables import assert_of_running
 from keras_conflux._extensions.sharding import between_processes
+from keras_conflux._extensions.sharding import whole_values
 from keras_conflux._extensions.sharding.layout import Layout
 from keras_conflux._replication.replica_context import rank_as_tensor
 
@@ -37,7 +37,6 @@ class ShardedVariable(InParts, values.DistributedVariable):
         strategy: The strategy of the variable.
         parts: A variable for each replica, of one axis.
         layout: The layout of the parts in the whole.
-        gathered: Returns, in a replica, the whole value of this variable.
     """
 
     def __init__(
@@ -45,11 +44,9 @@ class ShardedVariable(InParts, values.DistributedVariable):
         strategy: Any,
         parts: Sequence[tf.Variable],
         layout: Layout,
-        gathered: Callable[["ShardedVariable"], tf.Tensor],
     ) -> None:
         super().__init__(strategy, parts, tf.VariableAggregation.NONE)
         self.layout = layout
-        self._gathered = gathered
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -69,7 +66,7 @@ class ShardedVariable(InParts, values.DistributedVariable):
     def read_value(self) -> tf.Tensor:
         """Returns the whole value."""
         if self._in_replica():
-            return self._gathered(self)
+            return whole_values.gathered(self)
         if len(self._values) < self.layout.count:  # others have the rest
             if keras_optimizers.stateless_scope():  # Keras asks for shapes
                 return tf.compat.v1.placeholder(self.dtype, self.layout.shape)

@@ -20,7 +20,6 @@ from keras_conflux._extensions.sharding.between_processes import note_whole
 from keras_conflux._extensions.sharding.compat import ShardedVariable
 from keras_conflux._extensions.sharding.compat import apart
 from keras_conflux._extensions.sharding.layout import Layout
-from keras_conflux._extensions.sharding.whole_values import gathered
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import outside_of_strategies
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -182,6 +181,6 @@ def cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
 
     with tf.init_scope():
         parts = outside_of_strategies(made)
-    new = ShardedVariable(strategy, parts, layout, gathered)
+    new = ShardedVariable(strategy, parts, layout)
     note_whole(new, copies[0])
     state.swap_backing(variable, old, new)

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._compat import keras_models
-from keras_conflux._extensions.sharding.compat import ShardedVariable
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.promotion import demote
@@ -18,7 +17,7 @@ from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
 
 
-def gathered(variable: ShardedVariable) -> tf.Tensor:
+def gathered(variable: Any) -> tf.Tensor:
     """Returns, in a replica, the whole value of a variable.
 
     In a step of the user's own, each replica has a gradient of its own, by the
@@ -45,7 +44,7 @@ def gathered(variable: ShardedVariable) -> tf.Tensor:
     return value
 
 
-def _refuse_inner_graphs(part: tf.Tensor, variable: ShardedVariable) -> None:
+def _refuse_inner_graphs(part: tf.Tensor, variable: Any) -> None:
     """Raises where gradients have to have the shape of a part."""
     here = tf.compat.v1.get_default_graph()
     if tf.is_symbolic_tensor(part) and part.graph is not here:
