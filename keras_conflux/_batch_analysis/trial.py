@@ -30,7 +30,8 @@ _TRIALS = (
 """The numbers of samples of the parts, and the scale of their values. Positions
 of the best of few samples may all look the same to later operations."""
 _STEPS = 1e6
-"""A number of steps after which a gate that they open, or close, is so."""
+"""A number of steps after which all gates are open, or closed, that steps open
+or close."""
 _LARGE = 1 << 26
 """Of programs that compute more entries of all samples, the first is run."""
 _INTEGERS = (*((0, n) for n in (1000, 100, 30, *range(16, 1, -1))), (1, 3))

@@ -37,8 +37,8 @@ _RARE = {
     **dict.fromkeys(("IsFinite", "IsInf", "IsNan"), (np.nan, np.inf, -np.inf)),
     "Relu": (),
 }
-"""The operations by whose results others may leave values out, and values that
-they may ask for, and that are rarely drawn."""
+"""The operations by whose results others may leave values out, with the values
+that they may ask for and that are rarely drawn."""
 _ROUGH = (tf.bfloat16, tf.float16)
 _DRAWN = 1_000_003
 """The most numbers to draw for a tensor. They repeat in larger ones."""
@@ -68,9 +68,9 @@ class RandomValues:
     """Draws values for tensors of any shape.
 
     Floating numbers have a scale. With `None` they are between 0 and 1, as
-    probabilities are. Small integers come more often than large ones.
-    Some samples have the `rare` number in them, and single numbers that all
-    share are `steps`, if those are not `None`.
+    probabilities are. Small integers come more often than large ones. Some
+    samples have the `rare` number in them, and single numbers that all share
+    are `steps`, if those are not `None`.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class TrialProgram:
         """About how many a sample has in all that is computed."""
         self.is_precise = all(x.dtype not in _ROUGH for x in computed)
         asked = (_RARE.get(x.type, ()) for x in self._operations)
-        self.rare = {*itertools.chain(*asked)}
+        self.rare = [*dict.fromkeys(itertools.chain(*asked))]
         """The values of `_RARE` that its operations may ask for."""
         self.has_loops = any(
             bodies.is_or_runs(x, lambda each: each.type in bodies.LOOPS)

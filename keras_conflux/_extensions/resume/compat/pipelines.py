@@ -108,7 +108,7 @@ def variables_of_dataset(dataset: Any) -> list[tf.Variable]:
 def python_functions(dataset: Any) -> list[Any]:
     """Returns the functions of data sets that call Python code when drawn."""
     return [
-        function._func
+        getattr(function, "_func", None)
         for each in datasets_below(dataset)
         if any(map(is_python, operations_of_dataset(each)))
         for function in each._functions()
