@@ -639,6 +639,45 @@ def _drawn_by_a_global():
     return GLOBAL.normal(size=(5,)).astype("float32")
 
 
+class Counting:
+    """Yields samples, in another order each time if it counts."""
+
+    def __init__(self, counts):
+        self.counts, self.times = counts, 0
+
+    def __call__(self):
+        self.times += self.counts
+        for place in np.random.default_rng(self.times).permutation(len(X)):
+            yield X[place], Y[place]
+
+    def moved(self, x):
+        self.times += self.counts
+        return x + self.times
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("way", ["__call__", "moved", None])
+def test_objects_that_python_code_changes_are_named(tmp_path, way, counts):
+    own = Counting(counts)
+    code = own if way is None else getattr(own, way)
+
+    def moved(x, y):
+        return tf.ensure_shape(tf.numpy_function(code, [x], x.dtype), [5]), y
+
+    def data():
+        if way == "moved":
+            return {"x": SAMPLES.map(moved).batch(BATCH)}
+        spec = tf.TensorSpec((5,)), tf.TensorSpec((1,))
+        made = tf.data.Dataset.from_generator(code, output_signature=spec)
+        return {"x": made.batch(BATCH)}
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kc.ConfluxWarning)
+        train(data, tmp_path)
+    named = [x for x in caught if "depends on ['times']" in str(x.message)]
+    assert len(named) == counts
+
+
 def test_python_code_with_a_generator_of_its_own_is_named():
     own = np.random.default_rng(1)
 

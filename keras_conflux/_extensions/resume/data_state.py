@@ -130,6 +130,18 @@ def draws_by_itself(dataset: Any, source: Any) -> bool:
     return bool(drawn) or any(id(each) not in saved for each in found)
 
 
+def values_of_code(dataset: Any) -> dict[tuple[int, str], Any]:
+    """Returns marks of what objects hold whose Python code data calls."""
+    owners = [getattr(each, "__self__", each) for each in _code_of(dataset)]
+    return {
+        (i, name): mark(value)
+        for i, owner in enumerate(owners)
+        if held_variables.is_of_user(type(owner))
+        for name, value in held_attributes.held_by(owner).items()
+        if plain_values.is_plain(value)
+    }
+
+
 def shuffles_of(datasets: list[Any]) -> list[tf.data.Dataset]:
     """Returns once the shuffles that data sets draw from; none of other data.
 

@@ -93,14 +93,14 @@ def _parts(item: Any) -> list[Any]:
         names = "__self__", "__func__", "fget"
         return [getattr(item, name, None) for name in names]
     if isinstance(item, types.FunctionType):
-        return [*_used_by(item)] if _is_of_user(item) else []
+        return [*_used_by(item)] if is_of_user(item) else []
     if isinstance(item, type):
-        return [*vars(item).values()] if _is_of_user(item) else []
+        return [*vars(item).values()] if is_of_user(item) else []
     if isinstance(item, tf.random.Generator):
         return [item.state]
     if isinstance(item, tf.types.experimental.PolymorphicFunction):
         return [item.python_function]
-    if isinstance(item, _HOLDERS) or _is_of_user(type(item)):
+    if isinstance(item, _HOLDERS) or is_of_user(type(item)):
         return [*held_attributes.held_by(item).values()]
     return []
 
@@ -119,12 +119,12 @@ def _used_by(function: types.FunctionType) -> Iterator[Any]:
         for found in [scope[name] for name in names if name in scope]:
             if inspect.ismodule(found):
                 is_known = any(vars(found) is each for each in scopes)
-                scopes += [vars(found)] * (_is_of_user(found) > is_known)
+                scopes += [vars(found)] * (is_of_user(found) > is_known)
             elif not isinstance(found, keras.Model):
                 yield found
 
 
-def _is_of_user(each: Any) -> bool:
+def is_of_user(each: Any) -> bool:
     """Whether it is of no module of Python's or of a framework."""
     module = str(getattr(each, "__module__", None) or each.__name__)
     return module.partition(".")[0] not in _OF_OTHERS

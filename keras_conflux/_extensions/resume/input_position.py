@@ -129,6 +129,7 @@ class InputPosition(EpochObserver):
         self._shuffles = data_state.shuffles_of([dataset, *self._datasets])
         owner = private_state.py_dataset_of(iterator)
         self._held = HeldAttributes(owner, data_state.mark)
+        self._of_code = data_state.values_of_code(dataset)
         private_state.count_iterators(iterator, self._note_iterator)
 
     def restore(self, is_over: bool) -> bool:
@@ -177,6 +178,16 @@ class InputPosition(EpochObserver):
         """Called before an iterator is made of the data."""
         here, start = self._here, self._start
         dataset = private_state.dataset_of(self.iterator)
+        of_code = data_state.values_of_code(dataset)
+        changed = [k for k in of_code if of_code[k] != self._of_code.get(k)]
+        if changed and self._of_code:
+            self._of_code = {}  # it is told once
+            self._warn(
+                "This training cannot be resumed exactly if its data depends "
+                f"on {sorted({name for _, name in changed})}, which their "
+                "Python code has changed, and nobody saves. Hold them in a "
+                "`keras.utils.PyDataset`."
+            )
         here.drawn = here.drawn_before = 0
         if start is not None and start.begun:
             # After `on_epoch_begin` of callbacks, which may make and draw some.
