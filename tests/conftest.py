@@ -22,6 +22,7 @@ from tensorflow.python.framework import config
 
 import keras_conflux as kc
 from keras_conflux._compat import patching
+from keras_conflux._fit.numerics import gradients
 
 ON_GPU = bool(tf.config.list_physical_devices("GPU"))
 RUN_LONG_TESTS = os.environ.get("CONFLUX_ALL_TESTS") == "1"
@@ -175,6 +176,16 @@ def pytest_xdist_auto_num_workers() -> int:
 def count(request) -> int:
     """How many devices."""
     return request.param
+
+
+@pytest.fixture
+def dense_gradients(monkeypatch):
+    """Makes sparse gradients dense before they are reduced, as on GPUs."""
+
+    def repeatable(grads):
+        return [*map(gradients.dense, grads)]
+
+    monkeypatch.setattr(gradients, "repeatable", repeatable)
 
 
 @pytest.fixture

@@ -38,14 +38,12 @@ def trained(optimizer, shard, replicated=True):
 
 
 @pytest.fixture
-def as_on_gpus(monkeypatch):
+def as_on_gpus(dense_gradients, monkeypatch):
     """Sparse gradients become dense, and no rule knows some attention."""
 
     def global_values(grads, step):
         raise NotDerivable("attention in one kernel")
 
-    dense = lambda grads: [*map(gradients.dense, grads)]  # noqa: E731
-    monkeypatch.setattr(gradients, "repeatable", dense)
     monkeypatch.setattr(gradients, "global_values", global_values)
 
 

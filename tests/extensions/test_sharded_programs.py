@@ -326,11 +326,10 @@ def received(monkeypatch, flat, rank, halves):
 
 @pytest.mark.long
 @pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
+@pytest.mark.usefixtures("dense_gradients")
 def test_parts_take_few_more_operations_than_copies(traces, monkeypatch):
     """A start is mostly tracing, whose time is that of its operations."""
     monkeypatch.setattr(cutting, "WHOLE_BELOW", 129)  # as many as if large
-    dense = lambda grads: [*map(gradients.dense, grads)]  # noqa: E731
-    monkeypatch.setattr(gradients, "repeatable", dense)
     x = np.ones([4, 8])
     for shard in (None, "weights"):
         model = models.gpt(2, width=64, heads=2, length=8, vocabulary=96)
@@ -355,12 +354,11 @@ def operations(trace):
     ("shard", "options"),
     [("optimizer", {}), (None, {"gradient_accumulation_steps": 2})],
 )
+@pytest.mark.usefixtures("dense_gradients")
 def test_gradients_of_embeddings_are_known_again(shard, options, monkeypatch):
     def made_global(grads, *_):
         raise AssertionError("the optimizer took gradients for the user's")
 
-    dense = lambda grads: [*map(gradients.dense, grads)]  # noqa: E731
-    monkeypatch.setattr(gradients, "repeatable", dense)
     monkeypatch.setattr(gradients, "_made_global", made_global)
     model = keras.Sequential([layers.Input((3,)), layers.Embedding(70, 70)])
     kc.replicate(model, devices=2, shard=shard)
