@@ -23,6 +23,7 @@ from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.compat import pipelines
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
+from keras_conflux._graphs import walks
 
 _LARGE = 8 * 2**20
 """Of arrays of more bytes, mostly samples, a checksum is enough."""
@@ -69,18 +70,14 @@ class ValidationData:
 
 def used_before(source: Any) -> Any:
     """Returns a generator that a former call has drawn from, else `None`."""
-    if not isinstance(source, types.GeneratorType):
-        return None
-    known = source in _trained_on
-    _trained_on.add(source)
-    return source if known else None
+    is_generator = isinstance(source, types.GeneratorType)
+    return source if is_generator and draws_again([source]) else None
 
 
-def shuffles_again(dataset: Any) -> bool:
-    """Whether a former call has drawn from a shuffle of a data set."""
-    shuffles = shuffles_of([dataset])
-    known = any(each in _trained_on for each in shuffles)
-    _trained_on.update(shuffles)
+def draws_again(sources: list[Any]) -> bool:
+    """Notes what a call draws from, and whether a former one has done so."""
+    known = any(each in _trained_on for each in sources)
+    _trained_on.update(sources)
     return known
 
 
@@ -114,11 +111,12 @@ def enumerate_steps(original: Callable, iterator: Any) -> Iterator[tuple]:
 
 def _code_of(dataset: Any) -> list[Any]:
     """Returns the Python code that data calls as it is drawn, and its cells."""
-    code = pipelines.python_functions(dataset)
-    for _ in range(3):  # `from_generator` has functions in functions
-        cells = [x for each in code for _, x in held_attributes.cells_of(each)]
-        code += [pipelines.generator_in(each) for each in cells]
-    return code
+
+    def inside(code: Any) -> list[Any]:
+        cells = held_attributes.cells_of(code)
+        return [pipelines.generator_in(value) for _, value in cells]
+
+    return [*walks.walked(pipelines.python_functions(dataset), inside)]
 
 
 def draws_by_itself(dataset: Any, source: Any) -> bool:

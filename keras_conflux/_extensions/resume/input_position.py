@@ -178,16 +178,7 @@ class InputPosition(EpochObserver):
         """Called before an iterator is made of the data."""
         here, start = self._here, self._start
         dataset = private_state.dataset_of(self.iterator)
-        of_code = data_state.values_of_code(dataset)
-        changed = [k for k in of_code if of_code[k] != self._of_code.get(k)]
-        if changed and self._of_code:
-            self._of_code = {}  # it is told once
-            self._warn(
-                "This training cannot be resumed exactly if its data depends "
-                f"on {sorted({name for _, name in changed})}, which their "
-                "Python code has changed, and nobody saves. Hold them in a "
-                "`keras.utils.PyDataset`."
-            )
+        self._name_changed_by_code(dataset)
         here.drawn = here.drawn_before = 0
         if start is not None and start.begun:
             # After `on_epoch_begin` of callbacks, which may make and draw some.
@@ -199,6 +190,19 @@ class InputPosition(EpochObserver):
         here.seeds_at_begin = data_state.seeds_taken(self._shuffles)
         here.generators_at_begin = random_generators.states(dataset)
         here.attributes = self._held.changed()
+
+    def _name_changed_by_code(self, dataset: Any) -> None:
+        """Warns once of what nobody saves."""
+        now = data_state.values_of_code(dataset) if self._of_code else {}
+        changed = {k for k in now if now[k] != self._of_code.get(k)}
+        if changed:
+            self._of_code = {}
+            self._warn(
+                "This training cannot be resumed exactly if its data depends "
+                f"on {sorted({name for _, name in changed})}, which their "
+                "Python code has changed, and nobody saves. Hold them in a "
+                "`keras.utils.PyDataset`."
+            )
 
     def _draw_again(self, source: Any) -> None:
         """Draws trained batches again, from an iterator that has just begun."""

@@ -194,7 +194,7 @@ class ResumableFit(keras.callbacks.CallbackList):
                 dataset,
                 private_state.py_dataset_of(position.iterator)
                 or data_state.used_before(self._data_given[0]),
-                anew=data_state.shuffles_again(dataset),
+                anew=data_state.draws_again(data_state.shuffles_of([dataset])),
                 is_cut=position.iterator.steps_per_epoch is not None,
             ),
             "validation data": varying_data.causes(

@@ -202,14 +202,7 @@ def _gathered(grads: list[Any], sources: list[Any], _: Step) -> list[Any]:
 
 def _whole_sums(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     grads = shaped(repeatable(grads), sources)
-    return sparse_gradients.summed(grads, sources, _summed, step)
-
-
-def _summed(grads: list[Any]) -> list[Any]:
-    collectives, present = replica_collectives(), has_samples()
-    if present is None:
-        return collectives.all_reduce("sum", grads)
-    return collectives.weighted_sum(grads, present)
+    return sparse_gradients.summed(grads, sources, step)
 
 
 def _maxima(values: list[Any], sources: list[Any], _: Step) -> list[Any]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import sources_of_entries
 from keras_conflux._graphs import walks
 from keras_conflux._replication import state
+from keras_conflux._replication.replica_context import has_samples
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
 
@@ -50,19 +50,14 @@ class _Part:
         return share if self.keys is None else each_once(share, next(keys))
 
 
-def summed(
-    grads: list[Any],
-    sources: list[Any],
-    reduce: Callable[[list[Any]], list[Any]],
-    step: Step,
-) -> list[Any]:
+def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     """Sums gradients, some of which may be sparse.
 
     Optimizers square, and clip, each row of a sparse gradient for itself. A row
     that one device looks up once, as a position's, occurs once in the sum.
     """
     if tf.executing_eagerly() or replica_collectives().count == 1:
-        return reduce(grads)
+        return _reduced(grads)
     parts = [
         list(_parts(grad, source, step))
         if isinstance(grad, tf.IndexedSlices)
@@ -70,12 +65,19 @@ def summed(
         for grad, source in zip(grads, sources, strict=True)
     ]
     every = [*itertools.chain(*parts)]
-    shares = iter(reduce([part.share for part in every]))
+    shares = iter(_reduced([part.share for part in every]))
     keys = iter(_all_keys(every))
     return [
         _joined([part.total(next(shares), keys) for part in own])
         for own in parts
     ]
+
+
+def _reduced(grads: list[Any]) -> list[Any]:
+    collectives, present = replica_collectives(), has_samples()
+    if present is None:
+        return collectives.all_reduce("sum", grads)
+    return collectives.weighted_sum(grads, present)
 
 
 def each_once(

@@ -49,14 +49,19 @@ _VARYING = re.compile(rb"Shuffle|(?<!Stateless)Random|PyFunc|Variable|Rng")
 
 
 def _is_rewritten_and_varies(dataset: tf.data.Dataset) -> bool:
-    made, numbers = tf.data.experimental, tf.data.Dataset.range(1)
-    known = made.from_variant(made.to_variant(numbers), numbers.element_spec)
-    if type(dataset) is not type(known):
+    if not isinstance(dataset, _rewritten()):
         return False
     graph = tf.raw_ops.DatasetToGraphV2(
-        input_dataset=made.to_variant(dataset), external_state_policy=1
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        external_state_policy=1,
     )
     return bool(_VARYING.search(graph.numpy()))
+
+
+@functools.cache
+def _rewritten() -> type:
+    made, numbers = tf.data.experimental, tf.data.Dataset.range(1)
+    return type(made.from_variant(made.to_variant(numbers), tf.TensorSpec(())))
 
 
 def seeds_of_dataset(dataset: tf.data.Dataset) -> list[int] | None:
