@@ -511,6 +511,10 @@ def part(pair):
     pair.other = pair.one.copy()
 
 
+def move(pair):
+    pair.other = pair.one[:1]
+
+
 def swap(pair):
     pair.one, pair.other = pair.other, pair.one
 
@@ -527,14 +531,25 @@ def lists():
     return [0], [1]
 
 
+def views():
+    buffer = np.zeros(3)
+    return buffer, buffer[1:]
+
+
 def same_lists():
     return lists()[:1] * 2
 
 
-@pytest.mark.parametrize("begin", [arrays, same_arrays, lists, same_lists])
-@pytest.mark.parametrize("change", [nothing, join, part, swap])
+@pytest.mark.parametrize(
+    "begin", [arrays, same_arrays, views, lists, same_lists]
+)
+@pytest.mark.parametrize("change", [nothing, join, part, swap, move])
 def test_names_of_one_object(begin, change):
-    """They are given one object again, and others if they have parted."""
+    """They are given one object again, and others if they have parted.
+
+    An array that became a view of another one is named.
+    """
+    may_be_named = change is move or (begin, change) == (views, swap)
 
     def grown(count, saved=None):
         pair = Pair(*begin())
@@ -547,9 +562,14 @@ def test_names_of_one_object(begin, change):
 
     for one, two in itertools.product(range(4), range(3)):
         _, held = grown(one)
-        found, _ = grown(two, plain_values.to_bytes(held.changed()))
-        expected, _ = grown(one + two)
-        np.testing.assert_equal(vars(found), vars(expected))
+        with warnings.catch_warnings(record=True) as named:
+            warnings.simplefilter("always")
+            saved = plain_values.to_bytes(held.changed())
+        if not (named and may_be_named):
+            assert not named
+            found, _ = grown(two, saved)
+            expected, _ = grown(one + two)
+            np.testing.assert_equal(vars(found), vars(expected))
 
 
 class Telling(keras.callbacks.Callback):

@@ -16,7 +16,9 @@ import pathlib
 import random
 import re
 import types
+import weakref
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
@@ -80,6 +82,8 @@ class HeldAttributes:
         self._digests = {k: digest(v) for k, v in _by_all_names(held).items()}
         of_classes = {k.rpartition(".")[2]: v for k, v in held.items()}
         self._forms = _forms(of_classes | held)
+        self._arrays = _references(held)
+        """Those that a restart finds as well, and fills in place."""
         self._objects = self._without_form(held)
         """Those that no checkpoint has, as they are no plain values."""
         if not is_of_keras(owner):
@@ -93,25 +97,30 @@ class HeldAttributes:
 
     def end_epoch(self) -> None:
         """Called before all callbacks' `on_epoch_begin`."""
-        self._before = held_by(self._owner) if self._made else {}
+        self._before = held_by(self._owner)
 
     def begin_epoch(self) -> None:
         """Notes changes of an `on_epoch_begin`; the first one may declare."""
         if self._tells:
             return
         now = _savable(self._owner)
+        before = self._before
+        self._arrays |= _references(
+            {k: v for k, v in now.items() if v is not before.get(k)}
+        )
         self._note_changes(now)
         every = now | self._without_form(now)
+        made_before = self._made.keys() & before.keys()
         if self._is_new:
             self._set_anew = {*self._other_objects(now)}
             made = (now.keys() - self._forms) | self._set_anew
             self._made = {name: self._digest_of(every[name]) for name in made}
             self._forms = _forms(now) | self._forms
         self._is_new = False
-        for name in self._made.keys() & self._before.keys():
+        for name in made_before:
             # One that is set once is not set in a training that goes on.
             value = every.get(name)
-            if value is self._before[name] and (
+            if value is before[name] and (
                 isinstance(value, (*_CONTAINERS, np.ndarray))
                 or self._digest_of(value) != self._made[name]
             ):
@@ -136,25 +145,37 @@ class HeldAttributes:
         self._note_changes(now)
         found = {k: v for k, v in now.items() if k in self._changed}
         lost = {k for k, v in found.items() if not self._may_get(k, v)}
+        arrays = {k: v for k, v in found.items() if isinstance(v, np.ndarray)}
+        replaced = {k for k in arrays if not self._is_in_place(k, arrays[k])}
         others = self._other_objects(now)
         lost |= others.keys() - self._set_anew
         if step:
             lost |= {k for k, v in others.items() if isinstance(v, _OF_KERAS)}
-        new = lost - self._named
+        views = {k for k in replaced if _is_part(arrays[k], arrays.values())}
+        new = (lost | views) - self._named
         is_told = isinstance(self._owner, keras.callbacks.History)
         if new and (is_told or not is_of_keras(self._owner)):
             self._named |= new
             warn(
                 f"{type(self._owner).__name__} has changed in training, and "
                 f"cannot be given back {sorted(new)} if it is interrupted. A "
-                "checkpoint, which may be of others, makes no attributes, "
-                "changes no types, and sets no texts but those that were held "
-                "when training began. Set them in `__init__` to values of "
-                "their types, or write `state_dict()` and "
-                "`load_state_dict(state)`."
+                "checkpoint, which may be of others, makes no attributes and "
+                "no views of arrays, changes no types, and sets no texts but "
+                "those that were held when training began. Set them in "
+                "`__init__` to values of their types, or write `state_dict()` "
+                "and `load_state_dict(state)`."
             )
         kept = {k: v for k, v in found.items() if k not in lost}
-        return copy.deepcopy(_by_all_names(kept))
+        by_names = {
+            names + _AND * self._is_in_place(names, value): value
+            for names, value in _by_all_names(kept).items()
+        }
+        return copy.deepcopy(by_names)
+
+    def _is_in_place(self, names: str, value: Any) -> bool:
+        """Whether each name has had this array since the begin."""
+        held = [self._arrays.get(name) for name in names.split(_AND)]
+        return all(each is not None and each() is value for each in held)
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Gives the object the values of `changed`.
@@ -173,6 +194,7 @@ class HeldAttributes:
             self._owner.load_state_dict(saved[_TOLD])
             return
         each = _with_each(saved)
+        in_place = _with_each({k: 0 for k in saved if k.endswith(_AND)})
         saved = {k: each[k] for k in each if k in self._forms}
         wrong = [k for k, v in saved.items() if not self._may_get(k, v)]
         if wrong:
@@ -183,7 +205,7 @@ class HeldAttributes:
                 "Train with the program that was saved, or in a new directory."
             )
         self._changed |= saved.keys()
-        _give(self._owner, saved)
+        _give(self._owner, saved, in_place)
 
     def _may_get(self, name: str, value: Any) -> bool:
         form = self._forms.get(name)
@@ -304,14 +326,33 @@ def _variables_of_model(owner: Any) -> set[int]:
     return {id(variable) for variable in state.variables_of(model)}
 
 
-def _give(owner: Any, values: dict[str, Any]) -> None:
-    """Sets attributes, and fills objects that others may hold, too."""
+def _references(values: dict[str, Any]) -> dict[str, weakref.ref]:
+    """Returns references to arrays, by names."""
+    found = values.items()
+    return {k: weakref.ref(v) for k, v in found if isinstance(v, np.ndarray)}
+
+
+def _is_part(array: np.ndarray, others: Iterable[np.ndarray]) -> bool:
+    """Whether an array has its memory together with another object."""
+    found = (each for each in others if each is not array)
+    return any(np.may_share_memory(array, each) for each in found)
+
+
+def _give(
+    owner: Any, values: dict[str, Any], in_place: Container[str] = ()
+) -> None:
+    """Sets attributes, and fills objects that others may hold, too.
+
+    Arrays are filled if they are named as ones `in_place`.
+    """
     held = held_by(owner)
     filled = {}
     for name, value in values.items():
         now = held.get(name)
         if not isinstance(value, plain_values.State):
-            if _fill(now, value) or id(value) not in filled:
+            is_array = isinstance(now, np.ndarray)
+            is_filled = (name in in_place or not is_array) and _fill(now, value)
+            if is_filled or id(value) not in filled:
                 filled[id(value)] = now
         elif access := _access(now):
             access[1](value.value)
@@ -337,6 +378,11 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
 def _fill(container: Any, value: Any) -> bool:
     """Gives a container the content of another one of its kind, if it is."""
+    if isinstance(container, np.ndarray) and isinstance(value, np.ndarray):
+        kinds = [(x.shape, x.dtype) for x in (container, value)]
+        if is_filled := container.flags.writeable and kinds[0] == kinds[1]:
+            container[...] = value
+        return is_filled
     is_of_kind = type(container) is type(value)
     if is_container := is_of_kind and isinstance(container, _CONTAINERS):
         container.clear()
