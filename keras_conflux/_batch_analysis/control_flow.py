@@ -130,7 +130,7 @@ def _followed(
 ) -> list[Kind] | None:
     """Follows the kinds through turns until they do not change."""
     kinds = inputs
-    for _ in range(5):
+    for _ in range(len(inputs) + 3):  # as one may follow from the one before
         found = _of_body(_body(operation, "body"), kinds, kinds_of)
         if found is None:
             return None

@@ -261,6 +261,16 @@ def _summed(o):
     )[1]
 
 
+def _shifted(o):
+    """Hands a mean on through the variables of a loop, one in each turn."""
+    mean = tf.reduce_mean(o.real(), 0)
+    return tf.while_loop(
+        lambda i, *_: i < 9,
+        lambda i, *each: (i + 1, mean, *each[:-1]),
+        (0, *[tf.zeros_like(mean)] * 9),
+    )[-1]
+
+
 def _map(o):
     return tf.map_fn(lambda row: row * 2 + tf.reduce_sum(row), o.real())
 
@@ -643,6 +653,11 @@ def test_kinds_of_drawn_programs(program):
 def test_a_sum_of_turns_is_a_sum_over_samples():
     (*_, kind) = check([("summed", [0])])
     assert kind.role is Role.TOTAL
+
+
+def test_a_loop_of_many_variables_is_followed():
+    (*_, kind) = check([("shifted", [0])])
+    assert kind.role is Role.MEAN
 
 
 def test_what_a_loop_makes_of_zeros_is_rows():
