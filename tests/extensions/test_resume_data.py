@@ -79,13 +79,14 @@ def generated():
     return {"x": data.batch(BATCH).prefetch(2)}
 
 
-def noisy():
+def with_noise(x, y):
     def noise(x):
         return x + np.random.normal(size=x.shape).astype("float32")
 
-    def with_noise(x, y):
-        return tf.ensure_shape(tf.numpy_function(noise, [x], x.dtype), [5]), y
+    return tf.ensure_shape(tf.numpy_function(noise, [x], x.dtype), [5]), y
 
+
+def noisy():
     return {"x": SAMPLES.map(with_noise).batch(BATCH).prefetch(2)}
 
 
@@ -426,6 +427,21 @@ def test_a_cache_of_random_numbers_is_named(tmp_path):
         windows = SAMPLES.window(3).flat_map(lambda *each: each[0])
         assert not varying_data.causes(windows)
     assert not varying_data.causes(SAMPLES.map(with_random).cache())
+
+
+@pytest.mark.parametrize("name", ["x", "validation_data"])
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_cache_of_what_python_code_draws_is_named(tmp_path, name, draws):
+    def same(x, y):
+        return tf.ensure_shape(tf.numpy_function(abs, [x], x.dtype), [5]), y
+
+    cached = SAMPLES.map(with_noise if draws else same).cache().batch(BATCH)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kc.ConfluxWarning)
+        data = {"x": SAMPLES.batch(BATCH)} | {name: cached}
+        train(lambda: data, tmp_path)
+    named = [x for x in caught if "by `cache` random num" in str(x.message)]
+    assert len(named) == draws
 
 
 def test_a_choice_that_is_another_each_time_is_named():

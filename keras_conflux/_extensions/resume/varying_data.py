@@ -68,6 +68,13 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         return
     if dataset.options().deterministic is False:
         yield "its option `deterministic` is False"
+    kept = pipelines.operations_below_caches(dataset)
+    if any(Effect.WRITES in of_type(operation.type) for operation in kept):
+        yield (
+            "it keeps by `cache` values computed with variables that go on, "
+            "such as of a `SeedGenerator` (call `cache` before that `map`, or "
+            "give it a file)"
+        )
     for each in pipelines.datasets_below(dataset):
         seeds = pipelines.seeds_of_dataset(each)
         if seeds is not None and (seed_is_drawn() or not any(seeds)):
@@ -87,16 +94,6 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
             )
         if pipelines.is_parallel(each):
             yield from _of_parallel_calls(each)
-        if pipelines.is_kept_in_memory(each) and any(
-            Effect.WRITES in of_type(operation.type)
-            for below in pipelines.datasets_below(each)
-            for operation in pipelines.operations_of_dataset(below)
-        ):
-            yield (
-                "it keeps by `cache` values computed with variables that go "
-                "on, such as of a `SeedGenerator` (call `cache` before "
-                "that `map`, or give it a file)"
-            )
 
 
 def _of_parallel_calls(dataset: Any) -> Iterator[str]:

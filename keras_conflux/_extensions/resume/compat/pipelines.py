@@ -77,12 +77,6 @@ def is_out_of_order(dataset: tf.data.Dataset) -> bool:
     return getattr(dataset, "_deterministic", None) == "false"
 
 
-def is_kept_in_memory(dataset: tf.data.Dataset) -> bool:
-    """Whether a data set is drawn from once, and then kept by this process."""
-    file = getattr(dataset, "_filename", None)  # of a cache alone
-    return file is not None and not tf.get_static_value(file)
-
-
 def is_parallel(dataset: tf.data.Dataset) -> bool:
     """Whether a data set calls its function several times at once."""
     calls = getattr(dataset, "_num_parallel_calls", None)
@@ -101,6 +95,15 @@ def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
             found += graph.get_operations()
             waiting += [each.graph for each in graph._functions.values()]
     return found
+
+
+def operations_below_caches(dataset: Any) -> Iterator[tf.Operation]:
+    """Yields the operations of what this process draws once, and keeps."""
+    for each in datasets_below(dataset):
+        file = getattr(each, "_filename", None)  # of a cache alone
+        if file is not None and not tf.get_static_value(file):
+            for below in datasets_below(each):
+                yield from operations_of_dataset(below)
 
 
 def variables_of_dataset(dataset: Any) -> list[tf.Variable]:

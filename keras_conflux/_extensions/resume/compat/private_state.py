@@ -60,8 +60,5 @@ def add_steps_seen(iterator: Any, steps: int) -> None:
 
 def calls_python(iterator: Any) -> bool:
     """Whether Python code of the user's runs where batches are drawn."""
-    return has_python_source(iterator) or any(
-        pipelines.is_python(operation)
-        for each in pipelines.datasets_below(dataset_of(iterator))
-        for operation in pipelines.operations_of_dataset(each)
-    )
+    functions = pipelines.python_functions(dataset_of(iterator))
+    return has_python_source(iterator) or bool(functions)
