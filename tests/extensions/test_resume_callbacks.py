@@ -572,6 +572,27 @@ def test_names_of_one_object(begin, change):
             np.testing.assert_equal(vars(found), vars(expected))
 
 
+class Nested(keras.callbacks.Callback):
+    """Has a list within a dictionary, and by a name of its own or not."""
+
+    def __init__(self, is_shared):
+        super().__init__()
+        self.losses = []
+        self.logs = {"loss": self.losses if is_shared else []}
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_containers_that_others_share_are_named(is_shared):
+    nested = Nested(is_shared)
+    held = HeldAttributes(nested)
+    nested.losses.append(1.0)
+    nested.logs["loss"].append(2.0)
+    with warnings.catch_warnings(record=True) as named:
+        warnings.simplefilter("always")
+        held.changed()
+    assert [*map(bool, named)] == [True] * is_shared
+
+
 class Telling(keras.callbacks.Callback):
     state = None
 

@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import plain_values
+from keras_conflux._graphs import walks
 from keras_conflux._replication import state
 
 _CONTAINERS = (list, dict, set, bytearray, collections.deque)
@@ -84,6 +85,7 @@ class HeldAttributes:
         self._forms = _forms(of_classes | held)
         self._arrays = _references(held)
         """Those that a restart finds as well, and fills in place."""
+        self._shared = _shared(held)
         self._objects = self._without_form(held)
         """Those that no checkpoint has, as they are no plain values."""
         if not is_of_keras(owner):
@@ -151,19 +153,21 @@ class HeldAttributes:
         lost |= others.keys() - self._set_anew
         if step:
             lost |= {k for k, v in others.items() if isinstance(v, _OF_KERAS)}
-        views = {k for k in replaced if _is_part(arrays[k], arrays.values())}
-        new = (lost | views) - self._named
+        parted = {k for k in replaced if _is_part(arrays[k], arrays.values())}
+        for names, _ in self._shared & _shared(found):
+            parted |= {*names.split(_AND)}
+        new = (lost | parted) - self._named
         is_told = isinstance(self._owner, keras.callbacks.History)
         if new and (is_told or not is_of_keras(self._owner)):
             self._named |= new
             warn(
                 f"{type(self._owner).__name__} has changed in training, and "
                 f"cannot be given back {sorted(new)} if it is interrupted. A "
-                "checkpoint, which may be of others, makes no attributes and "
-                "no views of arrays, changes no types, and sets no texts but "
-                "those that were held when training began. Set them in "
-                "`__init__` to values of their types, or write `state_dict()` "
-                "and `load_state_dict(state)`."
+                "checkpoint, which may be of others, makes no attributes, no "
+                "views of arrays and nothing that two lists share, changes no "
+                "types, and sets no texts but those that were held when "
+                "training began. Set them in `__init__` to values of their "
+                "types, or write `state_dict()` and `load_state_dict(state)`."
             )
         kept = {k: v for k, v in found.items() if k not in lost}
         by_names = {
@@ -330,6 +334,24 @@ def _references(values: dict[str, Any]) -> dict[str, weakref.ref]:
     """Returns references to arrays, by names."""
     found = values.items()
     return {k: weakref.ref(v) for k, v in found if isinstance(v, np.ndarray)}
+
+
+def _shared(values: dict[str, Any]) -> set[tuple[str, int]]:
+    """Returns the ids of containers that are in several values, by names."""
+
+    def elements(value: Any) -> list[Any]:
+        if not isinstance(value, (*_CONTAINERS, tuple)):
+            return []
+        return [*(value.values() if isinstance(value, dict) else value)]
+
+    found = [
+        (names, id(each))
+        for names, value in _by_all_names(values).items()
+        for each in walks.walked([value], elements)
+        if isinstance(each, _CONTAINERS)
+    ]
+    count = collections.Counter(each for _, each in found)
+    return {each for each in found if count[each[1]] > 1}
 
 
 def _is_part(array: np.ndarray, others: Iterable[np.ndarray]) -> bool:
