@@ -648,6 +648,18 @@ def test_a_pydataset_that_changes_itself_and_is_cut_is_named(tmp_path):
         train(lambda: {"x": Reordered(), "steps_per_epoch": 2}, tmp_path)
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_generator_of_data_and_a_callback_is_named(tmp_path, is_shared):
+    data, callback = Reordered(), keras.callbacks.Callback()
+    data.random = np.random.default_rng(1)
+    callback.random = data.random if is_shared else np.random.default_rng(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kc.ConfluxWarning)
+        train(lambda: {"x": data, "callbacks": [callback]}, tmp_path)
+    named = [x for x in caught if "a callback may draw" in str(x.message)]
+    assert len(named) == is_shared
+
+
 GLOBAL = np.random.default_rng(1)
 
 

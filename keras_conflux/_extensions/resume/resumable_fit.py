@@ -28,6 +28,7 @@ from keras_conflux._extensions.resume.checkpoint_files import gathered
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.data_state import ValidationData
+from keras_conflux._extensions.resume.held_attributes import RANDOM
 from keras_conflux._extensions.resume.held_attributes import CallbackStates
 from keras_conflux._extensions.resume.held_attributes import held_by
 from keras_conflux._extensions.resume.input_position import InputPosition
@@ -81,7 +82,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         validation = ValidationData(given["validation_data"])
         self._data_given = [given["x"], validation.source]
         self._stateful = [x for x in callbacks if not isinstance(x, _STATELESS)]
-        held = [*map(held_by, self._stateful), *self._data_given]
+        self._held = [*map(held_by, self._stateful)]
+        held = [*self._held, *self._data_given]
         others = [*held_variables.reachable(held, tf.data.Dataset)]
         self._saved = saved
         self._parts = parts
@@ -201,6 +203,16 @@ class ResumableFit(keras.callbacks.CallbackList):
                 validation.dataset, validation.source, anew=True
             ),
         }
+        of_callbacks = [id(x) for each in self._held for x in each.values()]
+        if any(
+            isinstance(x, RANDOM) and id(x) in of_callbacks
+            for data in self._data_given
+            for x in held_by(data).values()
+        ):
+            found["data"].append(
+                "a callback may draw from its random generator as well (give "
+                "each a generator of its own)"
+            )
         for what, causes in found.items():
             if causes:
                 self._warn_or_raise(
