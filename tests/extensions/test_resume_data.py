@@ -25,6 +25,7 @@ import keras_conflux as kc
 from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fit as resumed_fit
 from keras_conflux._extensions.resume import varying_data
+from keras_conflux._extensions.resume.compat import pipelines
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 SAMPLES = tf.data.Dataset.from_tensor_slices((X, Y))
@@ -427,6 +428,18 @@ def test_a_cache_of_random_numbers_is_named(tmp_path):
         windows = SAMPLES.window(3).flat_map(lambda *each: each[0])
         assert not varying_data.causes(windows)
     assert not varying_data.causes(SAMPLES.map(with_random).cache())
+
+
+def test_variables_of_data_are_in_an_order_that_all_processes_have():
+    seeds = [keras.random.SeedGenerator(i) for i in range(9)]
+
+    def with_noise(x, y):
+        noise = [keras.random.normal([5], seed=seed) for seed in seeds]
+        return x + sum(noise), y
+
+    found = pipelines.variables_of_dataset(SAMPLES.map(with_noise).repeat())
+    expected = [seed.state.value for seed in seeds]
+    assert [*map(id, found)] == [*map(id, expected)]
 
 
 @pytest.mark.parametrize("name", ["x", "validation_data"])

@@ -107,10 +107,14 @@ def operations_below_caches(dataset: Any) -> Iterator[tf.Operation]:
 
 
 def variables_of_dataset(dataset: Any) -> list[tf.Variable]:
-    """Returns the variables that the functions of data sets read or change."""
+    """Returns the variables that the functions of data sets read or change.
+
+    TensorFlow has them in an order of this process; here it is of their use.
+    """
     functions = [f for x in datasets_below(dataset) for f in x._functions()]
-    found = {id(v): v for f in functions for v in f.function.variables}
-    return list(found.values())
+    found = {id(v.handle): v for f in functions for v in f.function.variables}
+    used = (id(x) for f in functions for x in f.function.captured_inputs)
+    return [found[x] for x in dict.fromkeys(used) if x in found]
 
 
 def python_functions(dataset: Any) -> list[Any]:
