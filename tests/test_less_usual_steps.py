@@ -238,6 +238,37 @@ def test_what_is_compared_may_be_checked(microbatches, count):
     )
 
 
+def beside_a_mean(model, x, number):
+    return ops.mean(model.net(x) ** 2) + number * _squares(model.net)
+
+
+def alone(model, x, number):
+    return number * _squares(model.net)
+
+
+def of_what_is_mixed(model, x, number):
+    scale = 1 + number * _squares(model.net)
+    return ops.mean(model.head((x - ops.mean(x, 0))[:, :3] / scale) ** 2)
+
+
+def _squares(net):
+    return ops.sum(net.weights[0] ** 2)
+
+
+@pytest.mark.parametrize("microbatches", [None, 2])
+@pytest.mark.parametrize("made", [beside_a_mean, alone, of_what_is_mixed])
+def test_derivatives_by_a_number_of_samples(made, microbatches, count):
+    def step(model, x):
+        number = ops.cast(ops.shape(x)[0], "float32")
+        with tf.GradientTape() as tape:
+            loss = made(model, x, 0.1 * number)
+        apply(model, tape, loss)
+        return {"loss": loss}
+
+    got = trained(count, step, microbatches=microbatches)
+    assert_equal(trained(None, step), got)
+
+
 @several
 def test_a_derivative_by_output_gradients_of_what_is_compared_warns():
     def step(model, x):

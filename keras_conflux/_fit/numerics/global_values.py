@@ -172,7 +172,7 @@ def _passing_gradients(
     return passed(found.result, *floating.values())
 
 
-_DIFFERENTIABLE = (Role.EQUAL, Role.TOTAL, Role.MEAN, Role.ROWS)
+_DIFFERENTIABLE = (Role.EQUAL, Role.TOTAL, Role.COUNT, Role.MEAN, Role.ROWS)
 
 
 def _own_slopes(
@@ -201,7 +201,7 @@ def own_slope(source: tf.Tensor, slope: tf.Tensor, step: Step) -> tf.Tensor:
     role = step.kinds.of(source).role
     if role is Role.ROWS:
         return gathered([source], step)[0].own(slope)
-    if role is Role.TOTAL:
+    if role in (Role.TOTAL, Role.COUNT):
         return slope
     return slope * tf.cast(step.batch_fraction, slope.dtype)
 

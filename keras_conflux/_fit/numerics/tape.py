@@ -213,7 +213,8 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
         _warn_of_sum(step, target)
     if is_seeded and kind.role in (Role.DERIVED, Role.OPAQUE):
         kind = step.kinds.of(target)
-    if kind.role in (Role.ROWS, Role.TOTAL) and not kind.divided:
+    summed = (Role.ROWS, Role.TOTAL, Role.COUNT)
+    if kind.role in summed and not kind.divided:
         return [(target, seed)]
     if kind.role in (Role.OPAQUE, Role.DERIVED) and target.shape.rank != 0:
         return [(target, seed)]
