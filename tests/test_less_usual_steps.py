@@ -169,6 +169,18 @@ def thrice(model, x):
     return {"penalty": penalty}
 
 
+def at_mixed_points(model, x):
+    mixed = 0.7 * x + 0.3 * x[::-1]
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            tape.watch(mixed)
+            loss = ops.std(model.net(mixed))
+        slopes = tape.gradient(loss, mixed)
+        penalty = ops.mean(ops.sum(slopes**2, 1))
+    apply(model, outer, penalty)
+    return {"penalty": penalty}
+
+
 def by_points(model, x):
     """Fits a differential equation at points that are no samples."""
     points = ops.reshape(ops.linspace(0.0, 1.0, 5 * x.shape[1]), (5, -1))
@@ -203,6 +215,7 @@ SECOND = {
     ),
     "weights": by_weights,
     "three times": thrice,
+    "mixed points": at_mixed_points,
     "points": by_points,
 }
 
@@ -267,6 +280,30 @@ def test_derivatives_by_a_number_of_samples(made, microbatches, count):
 
     got = trained(count, step, microbatches=microbatches)
     assert_equal(trained(None, step), got)
+
+
+@several
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_a_derivative_past_what_an_inner_gradient_computed_warns(is_direct):
+    """As by the weights of samples that are learned by a step ahead."""
+
+    def step(model, x):
+        kernel = model.net.weights[0]
+        with tf.GradientTape() as outer:
+            weights = ops.ones_like(x[:, 0]) / ops.cast(
+                ops.shape(x)[0], x.dtype
+            )
+            outer.watch(weights)
+            with tf.GradientTape() as tape:
+                loss = ops.sum(weights * ops.sum((x @ kernel) ** 2, 1))
+            ahead = kernel - 0.1 * tape.gradient(loss, kernel)
+            loss = ops.mean((x @ ahead) ** 2)
+            loss += is_direct * ops.sum(weights**2)
+        found = outer.gradient(loss, weights, unconnected_gradients="zero")
+        return {"found": ops.sum(found)}
+
+    with pytest.warns(kc.ConfluxWarning, match="a GradientTape differentiates"):
+        trained(2, step)
 
 
 @several

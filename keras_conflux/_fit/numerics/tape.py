@@ -81,6 +81,10 @@ def gradient(
     if any(_is_shared(source, step) for source in flat):
         _refuse_in_loops(step)
         Choices.of(step).note(GRADIENT)
+    past = [y for x in flat for y in _Passed.of(step).slopes.get(id(x), ())]
+    for one in targets if past else ():
+        if isinstance(one, tf.Tensor) and walks.depends_on([one.op], past):
+            _warn_of_target(step, one)
     with having(Gradients.of(step), are_computed=True):
         seeded = [
             pair
@@ -104,6 +108,15 @@ def gradient(
             )
         found = _reduced(targets, found, flat, step)
     return tf.nest.pack_sequence_as(sources, found)
+
+
+class _Passed(steps.Part):
+    """The slopes that were computed past a tensor, which tapes do not see."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self.slopes: dict[int, list[tf.Operation]] = {}
+        """By the id of the tensor."""
 
 
 def left_alone(original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -246,8 +259,11 @@ def _through_reductions(
     differentiate, such as counts of labels, need no derivatives. Gradients by
     the tensors of the ids `mixed` depend on the whole batch.
     """
+    own = {id(x): OwnRows.of(step).of_tensor(x) for x in sources}
     made_of_all = [
-        isinstance(x, tf.Tensor) and step.kinds.of(x).needs_all_samples
+        isinstance(x, tf.Tensor)
+        and step.kinds.of(x).needs_all_samples
+        and not own[id(x)]
         for x in sources
     ]
     if all(made_of_all):  # the derivatives are computed once more, as these are
@@ -255,6 +271,10 @@ def _through_reductions(
     if any(made_of_all):
         raise NotDerivable(target.name)
     found = derivation_of(target, step.kinds, made=mixed)
+    remade = {id(x) for each in found.operations for x in each.outputs}
+    if any(own[key] for key in own.keys() & remade):
+        raise NotDerivable(target.name)
+    sources = [*sources, *itertools.chain(*own.values())]
     known = reduced_by_role(found.sources, step)
     everywhere = recomputed(found, known, step)
     entries = {k: x for k, x in found.sources.items() if x.dtype.is_floating}
@@ -268,6 +288,9 @@ def _through_reductions(
         [known[key] for key in keys],
         others=[known[key] for key in entries if key not in keys],
     )
+    made = [x.op for x in slopes if x is not None]
+    for key in remade:
+        _Passed.of(step).slopes.setdefault(key, []).extend(made)
     seeded: _Seeded = []
     for key, slope in zip(keys, slopes, strict=True):
         source = entries[key]
