@@ -26,7 +26,6 @@ from alarms import limited
 from conftest import RUN_LONG_TESTS
 
 import keras_conflux as kc
-from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fit as resumed_fit
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import stored_arrays
@@ -363,7 +362,7 @@ def test_a_generator_keeps_the_size_of_its_pool():
     def held(generator):
         callback = keras.callbacks.Callback()
         callback.random = generator
-        return HeldAttributes(callback, data_state.mark)
+        return HeldAttributes(callback, plain_values.mark)
 
     here, there = (np.random.default_rng(1) for _ in range(2))
     before = held(there)

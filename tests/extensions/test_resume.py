@@ -41,7 +41,6 @@ from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import fit as resumed_fit
 from keras_conflux._extensions.resume import signals
-from keras_conflux._extensions.resume import sketches
 from keras_conflux._extensions.resume import stored_arrays
 from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.checkpoint_files import Saved
@@ -716,12 +715,12 @@ def test_a_batch_is_known_again():
     other = np.concatenate([pixels[:60], pixels[:4]])
     words = np.array(["a", "b", "c", "d"])
     masks = np.where(pixels < 128, -np.inf, pixels)
-    same, near, far = (0, 0), (sketches.SMALL, 1), (1, np.inf)
+    same, near, far = (0, 0), (fingerprint.SMALL, 1), (1, np.inf)
     for one, two, (least, most) in (
         (pixels, rounded, near),
         (pixels, other, far),
         (pixels, pixels[:60], far),
-        (pixels, pixels * (1 + 1e-6), (0, sketches.SMALL)),
+        (pixels, pixels * (1 + 1e-6), (0, fingerprint.SMALL)),
         (masks, masks, same),
         (masks, np.where(other < 128, -np.inf, other), far),
         (words, words, same),
@@ -731,8 +730,8 @@ def test_a_batch_is_known_again():
         (0 * pixels, 1 + 0 * pixels, far),
     ):
         one, two = ({"x": tf.constant(each)} for each in (one, two))
-        first, second = map(sketches.sketch, (one, two))
-        assert least <= sketches.gap(first, second) <= most
+        first, second = map(fingerprint.sketch, (one, two))
+        assert least <= fingerprint.gap(first, second) <= most
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):

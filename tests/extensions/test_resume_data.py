@@ -24,6 +24,7 @@ from test_resume import unseeded
 import keras_conflux as kc
 from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fit as resumed_fit
+from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import varying_data
 from keras_conflux._extensions.resume.compat import pipelines
 
@@ -696,21 +697,40 @@ class Counting:
         return x + self.times
 
 
-@pytest.mark.parametrize("counts", [True, False])
-@pytest.mark.parametrize("way", ["__call__", "moved", None])
-def test_objects_that_python_code_changes_are_named(tmp_path, way, counts):
+def in_a_closure(counts):
     own = Counting(counts)
-    code = own if way is None else getattr(own, way)
+    times = 0
+
+    def samples():
+        nonlocal times
+        times += own.counts
+        yield from own()
+
+    return samples
+
+
+@pytest.mark.parametrize("name", ["x", "validation_data"])
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("way", ["__call__", "moved", "a closure", None])
+def test_objects_that_python_code_changes_are_named(
+    tmp_path, way, counts, name
+):
+    own = Counting(counts)
+    if way == "a closure":
+        code = in_a_closure(counts)
+    else:
+        code = own if way is None else getattr(own, way)
 
     def moved(x, y):
         return tf.ensure_shape(tf.numpy_function(code, [x], x.dtype), [5]), y
 
     def data():
-        if way == "moved":
-            return {"x": SAMPLES.map(moved).batch(BATCH)}
         spec = tf.TensorSpec((5,)), tf.TensorSpec((1,))
-        made = tf.data.Dataset.from_generator(code, output_signature=spec)
-        return {"x": made.batch(BATCH)}
+        if way == "moved":
+            made = SAMPLES.map(moved)
+        else:
+            made = tf.data.Dataset.from_generator(code, output_signature=spec)
+        return {"x": SAMPLES.batch(BATCH)} | {name: made.batch(BATCH)}
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", kc.ConfluxWarning)
@@ -848,9 +868,9 @@ def test_large_arrays_of_a_pydataset(tmp_path, monkeypatch):
 @pytest.mark.parametrize("place", [0, 1, 1_234_567, -1])
 def test_each_entry_of_a_large_array_counts(place):
     large = np.zeros((1_000_000, 2))
-    before = data_state.mark(large)
+    before = plain_values.mark(large)
     large.flat[place] = 1.0
-    assert data_state.mark(large) != before
+    assert plain_values.mark(large) != before
 
 
 def checkpoint(folder):

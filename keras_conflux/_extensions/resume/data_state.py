@@ -7,14 +7,12 @@ iterators that were made before.
 
 import types
 import weakref
-import zlib
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_conflux._extensions.resume import held_attributes
@@ -23,25 +21,20 @@ from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.compat import pipelines
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
+from keras_conflux._extensions.resume.users_code import WITH_VARIABLES
+from keras_conflux._extensions.resume.users_code import StateOfCode
+from keras_conflux._extensions.resume.users_code import cells_of
+from keras_conflux._extensions.resume.users_code import held_by
 from keras_conflux._graphs import walks
 
-_LARGE = 8 * 2**20
-"""Of arrays of more bytes, mostly samples, a checksum is enough."""
+_SAVED = (
+    *(*held_attributes.RANDOM, keras.random.SeedGenerator),
+    *(tf.random.Generator, keras.Variable, tf.Variable, WITH_VARIABLES),
+)
 _taken: Any = weakref.WeakKeyDictionary()
 """By data set that shuffles, how many seeds it has taken."""
 _trained_on: Any = weakref.WeakSet()
 """Generators and shuffles that calls of `fit` with `Resume` have drawn from."""
-
-
-def mark(value: Any) -> Any:
-    """Returns a mark that shows, within a process, that a value changes."""
-    if not isinstance(value, np.ndarray) or value.nbytes <= _LARGE:
-        return plain_values.digest(value)
-    seen = value.shape, value.dtype.str
-    if isinstance(value, np.memmap) or not value.flags.writeable:
-        return *seen, id(value)
-    flat = np.ascontiguousarray(value).reshape(-1)
-    return *seen, zlib.crc32(flat.view(np.uint8).data)
 
 
 class ValidationData:
@@ -53,7 +46,7 @@ class ValidationData:
         self.dataset = source if isinstance(source, tf.data.Dataset) else None
         self.is_py_dataset = isinstance(source, keras.utils.PyDataset)
         owner = source if self.is_py_dataset else None
-        self._held = held_attributes.HeldAttributes(owner, mark)
+        self._held = held_attributes.HeldAttributes(owner, plain_values.mark)
 
     def state(self) -> dict[str, Any]:
         """Returns the state that `restore` takes."""
@@ -109,11 +102,11 @@ def enumerate_steps(original: Callable, iterator: Any) -> Iterator[tuple]:
         _count(later, -1)
 
 
-def _code_of(dataset: Any) -> list[Any]:
+def code_of(dataset: Any) -> list[Any]:
     """Returns the Python code that data calls as it is drawn, and its cells."""
 
     def inside(code: Any) -> list[Any]:
-        cells = held_attributes.cells_of(code)
+        cells = cells_of(code)
         return [pipelines.generator_in(value) for _, value in cells]
 
     return [*walks.walked(pipelines.python_functions(dataset), inside)]
@@ -121,23 +114,20 @@ def _code_of(dataset: Any) -> list[Any]:
 
 def draws_by_itself(dataset: Any, source: Any) -> bool:
     """Whether Python code of data has a random state that nobody saves."""
-    saved = {*map(id, held_attributes.held_by(source).values())}
-    code = _code_of(dataset)
+    saved = {*map(id, held_by(source).values())}
+    code = code_of(dataset)
     found = held_variables.reachable([source, code], held_attributes.RANDOM)
     drawn = shuffles_of([*held_variables.reachable(code, tf.data.Dataset)])
     return bool(drawn) or any(id(each) not in saved for each in found)
 
 
-def values_of_code(dataset: Any) -> dict[tuple[int, str], Any]:
-    """Returns marks of what objects hold whose Python code data calls."""
-    owners = [getattr(each, "__self__", each) for each in _code_of(dataset)]
-    return {
-        (i, name): mark(value)
-        for i, owner in enumerate(owners)
-        if held_variables.is_of_user(type(owner))
-        for name, value in held_attributes.held_by(owner).items()
-        if plain_values.is_plain(value)
-    }
+def state_of_code(datasets: list[Any]) -> StateOfCode:
+    """Returns the state of Python code that data calls, but for what is saved.
+
+    Generators that it draws from are named before.
+    """
+    code = [each for dataset in datasets for each in code_of(dataset)]
+    return StateOfCode(code, lambda x: isinstance(x, _SAVED))
 
 
 def shuffles_of(datasets: list[Any]) -> list[tf.data.Dataset]:

@@ -3,19 +3,31 @@
 import contextlib
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
+from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.checkpoint_files import Saved
+
+_ENTRIES = 4096
+"""How many entries of a tensor are read at most."""
+_SUMS = 8
+_SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], [2 * _ENTRIES, _SUMS])
+_OF_DEVIATION, _OF_MEAN = 5e-2, 1e-4
+"""The changes by roundings, by entry: pixels by one, for example."""
+SMALL = 1e-3
+"""A gap, as of floats that are computed in another order."""
 
 
 def of_data(iterator: Any) -> dict[str, Any]:
@@ -124,3 +136,37 @@ def name_changed_settings(saved: Saved, here: dict[str, Any]) -> None:
 
 def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def sketch(batch: Tree) -> np.ndarray:
+    """Returns a row for each tensor of a batch: sums and their tolerance.
+
+    The sums are of some entries, with signs that are always the same. They
+    bear roundings, as of another processor.
+    """
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    rows = [_row(leaf) for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    return np.array(rows).reshape(len(rows), _SUMS + 1)
+
+
+def gap(one: np.ndarray, other: np.ndarray) -> float:
+    """Returns how far two sketches differ, as a share of their tolerance."""
+    if one.shape != other.shape:
+        return np.inf
+    gaps = np.abs(one[:, :_SUMS] - other[:, :_SUMS])
+    with np.errstate(divide="ignore"):
+        shares = np.divide(gaps, one[:, _SUMS:], where=gaps > 0, out=gaps)
+    return shares.max(initial=0)
+
+
+def _row(tensor: Any) -> np.ndarray:
+    flat = np.ravel(np.asarray(tensor))
+    entries = flat[:: max(1, len(flat) // _ENTRIES)]
+    if entries.dtype == object:  # strings
+        entries = np.array([zlib.crc32(each) for each in entries])
+    entries = np.nan_to_num(entries.astype(np.float64), posinf=0, neginf=0)
+    if not len(entries):
+        return np.zeros(_SUMS + 1)
+    spread = _OF_DEVIATION * entries.std() + _OF_MEAN * np.abs(entries).mean()
+    tolerance = np.sqrt(len(entries)) * spread
+    return np.append(entries @ _SIGNS[: len(entries)], tolerance)

@@ -5,12 +5,10 @@ it gives attributes that are there values of their kinds, and no possible path.
 """
 
 import collections
-import contextlib
 import copy
 import datetime
 import dis
 import enum
-import functools
 import logging
 import pathlib
 import random
@@ -20,7 +18,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Iterable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -29,6 +26,11 @@ import tensorflow as tf
 
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume.users_code import FUNCTIONS
+from keras_conflux._extensions.resume.users_code import OF_KERAS
+from keras_conflux._extensions.resume.users_code import WITH_VARIABLES
+from keras_conflux._extensions.resume.users_code import StateOfCode
+from keras_conflux._extensions.resume.users_code import held_by
 from keras_conflux._graphs import walks
 from keras_conflux._replication import state
 
@@ -36,25 +38,18 @@ _CONTAINERS = (list, dict, set, bytearray, collections.deque)
 """The plain values that may be changed in place."""
 _OF_LOGS = keras.callbacks.History | keras.callbacks.CSVLogger
 """Callbacks whose containers hold the names of logs, which may be any."""
-_KERAS = ("keras.", "keras_conflux.")
 _TOLD = "state_dict()"  # no attribute has such a name
 _AND = "\n"  # between the names of one container or array
 _SET_ANEW = {"params", "min_delta"}
 """Attributes that Keras sets in each training, `min_delta` by its old value."""
 _WITHOUT_STATE = (
-    (types.BuiltinFunctionType, types.ModuleType, type, np.ufunc, np.dtype),
+    (*FUNCTIONS, types.ModuleType, type, np.ufunc, np.dtype),
     (datetime.date, datetime.time, datetime.timedelta, range, slice),
     (enum.Enum, logging.Logger, pathlib.PurePath, re.Pattern),
     (tf.DType, tf.TensorShape, tf.TypeSpec, tf.data.Dataset),
     (keras.Loss, keras.optimizers.schedules.LearningRateSchedule),
 )
-_OF_KERAS = keras.Layer | keras.Optimizer | keras.Metric
-"""Objects whose state is in variables."""
-_FUNCTIONS = types.FunctionType | types.MethodType | types.BuiltinFunctionType
-_FUNCTIONS |= functools.partial
 RANDOM = np.random.Generator, np.random.RandomState, random.Random
-_CHANGING = (*_CONTAINERS, *RANDOM, Iterator)
-"""The types of values that functions may change."""
 _SAVED: Any = (random.random.__self__, np.random.normal.__self__)
 """The global generators, which each checkpoint has."""
 
@@ -88,8 +83,12 @@ class HeldAttributes:
         self._shared = _shared(held)
         self._objects = self._without_form(held)
         """Those that no checkpoint has, as they are no plain values."""
-        if not is_of_keras(owner):
-            _name_what_is_lost(owner, self._objects, saved)
+        self._of_keras = _set_by_keras(owner)
+        known = _saved_with(owner, held.keys()) | {*map(id, saved)}
+        self._code = StateOfCode(
+            _functions_in([*self._objects.values()]), lambda x: id(x) in known
+        )
+        _name_what_is_lost(owner, self._objects, known, self._of_keras)
         self._set_anew: set[str] = set()
         """Those of them that an `on_epoch_begin` sets."""
         self._changed: set[str] = set()
@@ -152,13 +151,14 @@ class HeldAttributes:
         others = self._other_objects(now)
         lost |= others.keys() - self._set_anew
         if step:
-            lost |= {k for k, v in others.items() if isinstance(v, _OF_KERAS)}
+            lost |= {
+                k for k, v in others.items() if isinstance(v, WITH_VARIABLES)
+            }
         parted = {k for k in replaced if _is_part(arrays[k], arrays.values())}
         for names, _ in self._shared & _shared(found):
             parted |= {*names.split(_AND)}
-        new = (lost | parted) - self._named
-        is_told = isinstance(self._owner, keras.callbacks.History)
-        if new and (is_told or not is_of_keras(self._owner)):
+        every = ((lost | parted) - self._of_keras) | self._code.changed()
+        if new := every - self._named:
             self._named |= new
             warn(
                 f"{type(self._owner).__name__} has changed in training, and "
@@ -236,6 +236,7 @@ class CallbackStates:
 
     def __init__(self, callbacks: list[Any], saved: Any = ()) -> None:
         self._callbacks = callbacks
+        saved = [*callbacks, *saved]
         self._held = [HeldAttributes(each, saved=saved) for each in callbacks]
 
     def end_epoch(self) -> None:
@@ -273,21 +274,6 @@ def _forms(values: dict[str, Any]) -> dict[str, plain_values.Form]:
     return {k: plain_values.Form(v) for k, v in values.items()}
 
 
-def held_by(owner: Any) -> dict[str, Any]:
-    """Returns what an object holds by name, in classes by their names, too."""
-    found = {}
-    for each in reversed(type(owner).__mro__):
-        for name, value in vars(each).items():
-            if isinstance(value, types.MemberDescriptorType):  # a slot
-                with contextlib.suppress(Exception):
-                    found[name] = getattr(owner, name)
-            elif not str(each.__module__).startswith(_KERAS):
-                found[f"{each.__name__}.{name}"] = value
-    with contextlib.suppress(Exception):  # of a `__getattr__`, as of a proxy
-        found |= vars(owner)
-    return found
-
-
 def _savable(owner: Any) -> dict[str, Any]:
     """Returns the values of an object that are plain. These are no copies."""
     of_model = _variables_of_model(owner)
@@ -296,7 +282,7 @@ def _savable(owner: Any) -> dict[str, Any]:
     for name, value in held_by(owner).items():
         if isinstance(owner, keras.callbacks.History):
             value = keras.tree.map_structure(_number_of, value)
-        access = None if id(value) in of_model else _access(value)
+        access = None if id(value) in of_model else plain_values.access(value)
         kept = plain_values.State(access[0]()) if access else value
         hidden = name in set_anew or ".__" in name
         if not hidden and plain_values.is_plain(kept):
@@ -306,7 +292,7 @@ def _savable(owner: Any) -> dict[str, Any]:
 
 def _number_of(log: Any) -> Any:
     """Returns a log, or the value of a variable in its place."""
-    access = _access(log)
+    access = plain_values.access(log)
     return access[0]() if access else log
 
 
@@ -376,7 +362,7 @@ def _give(
             is_filled = (name in in_place or not is_array) and _fill(now, value)
             if is_filled or id(value) not in filled:
                 filled[id(value)] = now
-        elif access := _access(now):
+        elif access := plain_values.access(now):
             access[1](value.value)
     for name, value in values.items():
         # It was no container, or two names had the same one and no longer do.
@@ -413,54 +399,51 @@ def _fill(container: Any, value: Any) -> bool:
     return is_container
 
 
-def _access(value: Any) -> tuple[Callable[[], Any], Callable] | None:
-    """Returns what reads and what sets the state of an object that has one."""
-    if isinstance(value, keras.random.SeedGenerator | tf.random.Generator):
-        value = value.state
-    if isinstance(value, keras.Variable | tf.Variable):
-        return value.numpy, value.assign
-    if isinstance(value, np.random.Generator):
-        return _access_of_bits(value.bit_generator)
-    if isinstance(value, np.random.RandomState):
-        return functools.partial(value.get_state, legacy=False), value.set_state
-    is_of_system = isinstance(value, random.SystemRandom)
-    if isinstance(value, random.Random) and not is_of_system:
-        return value.getstate, value.setstate
-    return None
-
-
-def _access_of_bits(bits: np.random.BitGenerator) -> tuple[Callable, Callable]:
-    """Returns the same of a generator, which counts those that it spawns."""
-
-    def set_state(told: Any) -> None:
-        bits.state, seeds = told
-        if seeds and isinstance(bits.__getstate__(), tuple):  # as in NumPy 2
-            seeds |= {"pool_size": bits.seed_seq.state["pool_size"]}
-            bits.__setstate__((told[0], np.random.SeedSequence(**seeds)))
-
-    return lambda: [bits.state, getattr(bits.seed_seq, "state", {})], set_state
-
-
 def _is_callback(owner: Any) -> bool:
     return isinstance(owner, keras.callbacks.Callback)
 
 
-def is_of_keras(callback: Any) -> bool:
-    """Whether Keras or this package has written the class or its parent."""
-    plain = keras.callbacks.Callback, keras.callbacks.LambdaCallback
-    others = {*type(callback).__mro__} - {*plain, keras.utils.PyDataset}
-    return any(each.__module__.startswith(_KERAS) for each in others)
+def _functions_in(values: Any) -> list[Any]:
+    """Returns the functions among values, and in their lists."""
+    if isinstance(values, list | tuple):
+        return [each for value in values for each in _functions_in(value)]
+    return [values] if isinstance(values, FUNCTIONS) else []
+
+
+def _set_by_keras(owner: Any) -> set[str]:
+    """Returns the attributes that methods of Keras or this package set."""
+    if isinstance(owner, keras.callbacks.History):  # as callbacks may, too
+        return set()
+    classes = type(owner).__mro__
+    of_keras = [x for x in classes if x.__module__.startswith(OF_KERAS)]
+    return {
+        step.argval
+        for each in of_keras
+        for function in vars(each).values()
+        if isinstance(function, types.FunctionType)
+        for step in dis.get_instructions(function)
+        if step.opname == "STORE_ATTR"
+    }
+
+
+def _saved_with(owner: Any, names: Iterable[str]) -> set[int]:
+    """Returns the identities of what is saved with it, or with its model."""
+    model = getattr(owner, "model", None) if _is_callback(owner) else None
+    every = map(held_by(owner).get, names)
+    changing = (x for x in every if isinstance(x, (*_CONTAINERS, *RANDOM)))
+    saved = (owner, model, *state.stateful_objects(model), *changing, *_SAVED)
+    return {*map(id, saved)} | _variables_of_model(owner)
 
 
 def _name_what_is_lost(
-    owner: Any, objects: dict[str, Any], saved: Iterable[Any]
+    owner: Any, objects: dict[str, Any], known: set[int], of_keras: set[str]
 ) -> None:
     """Warns of attributes that may change in training and are not saved."""
-    known = _variables_of_model(owner) | {*map(id, saved)}
     lost = [
         f"{name!r} (a {type(value).__name__})"
         for name, value in objects.items()
         if "." not in name
+        and name not in of_keras
         and not plain_values.is_plain(value)
         and _can_lose_state(value, known)
     ]
@@ -476,34 +459,8 @@ def _name_what_is_lost(
 
 
 def _can_lose_state(value: Any, known: set[int]) -> bool:
-    if isinstance(value, _FUNCTIONS):
-        held = [x for x in _held_by_function(value) if isinstance(x, _CHANGING)]
-        return not {*map(id, held)} <= known | {*map(id, _SAVED)}
     if isinstance(value, list | tuple):
         return any(_can_lose_state(each, known) for each in value)
-    if isinstance(value, _OF_KERAS):
+    if isinstance(value, WITH_VARIABLES):
         return not all(id(each) in known for each in value.variables)
     return id(value) not in known and not isinstance(value, _WITHOUT_STATE)
-
-
-def _held_by_function(function: Any) -> Iterator[Any]:
-    """Yields what a function can change, and no attribute has."""
-    if isinstance(function, functools.partial):
-        yield from (*function.args, *function.keywords.values())
-        function = function.func
-    owner = getattr(function, "__self__", None)
-    yield None if isinstance(owner, _CONTAINERS) else owner  # as of `dict.get`
-    yield from getattr(function, "__defaults__", None) or ()
-    cells = dict(cells_of(function))
-    steps = dis.get_instructions(function) if cells else ()
-    written = {x.argval for x in steps if x.opname == "STORE_DEREF"}
-    yield from ([x] if name in written else x for name, x in cells.items())
-
-
-def cells_of(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the names and contents of a function's cells."""
-    cells = getattr(function, "__closure__", None) or ()
-    names = function.__code__.co_freevars if cells else ()
-    for name, cell in zip(names, cells, strict=True):
-        with contextlib.suppress(ValueError):  # it is empty
-            yield name, cell.cell_contents

@@ -3,7 +3,6 @@
 import collections
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -12,8 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._extensions.resume import held_attributes
 from keras_conflux._extensions.resume.compat import random_generators
+from keras_conflux._extensions.resume.users_code import cells_of
+from keras_conflux._extensions.resume.users_code import held_by
+from keras_conflux._extensions.resume.users_code import is_of_user
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
 from keras_conflux._replication import state
@@ -24,8 +25,6 @@ _HOLDERS = (
     *(keras.constraints.Constraint, functools.partial, types.SimpleNamespace),
 )
 _OF_FUNCTIONS = types.MethodType | staticmethod | classmethod | property
-_OF_OTHERS = {"keras", "keras_conflux", "tensorflow", "numpy"}
-_OF_OTHERS |= sys.stdlib_module_names
 
 
 def variables_of(model: keras.Model) -> list[Any]:
@@ -101,7 +100,7 @@ def _parts(item: Any) -> list[Any]:
     if isinstance(item, tf.types.experimental.PolymorphicFunction):
         return [item.python_function]
     if isinstance(item, _HOLDERS) or is_of_user(type(item)):
-        return [*held_attributes.held_by(item).values()]
+        return [*held_by(item).values()]
     return []
 
 
@@ -109,7 +108,7 @@ def _used_by(function: types.FunctionType) -> Iterator[Any]:
     """Yields what a function uses: defaults, cells, and globals by name."""
     yield function.__defaults__ or ()
     yield function.__kwdefaults__ or {}
-    yield from dict(held_attributes.cells_of(function)).values()
+    yield from dict(cells_of(function)).values()
     codes = [function.__code__]
     for code in codes:  # which grow by the functions inside
         codes += [each for each in code.co_consts if inspect.iscode(each)]
@@ -122,9 +121,3 @@ def _used_by(function: types.FunctionType) -> Iterator[Any]:
                 scopes += [vars(found)] * (is_of_user(found) > is_known)
             elif not isinstance(found, keras.Model):
                 yield found
-
-
-def is_of_user(each: Any) -> bool:
-    """Whether it is of no module of Python's or of a framework."""
-    module = str(getattr(each, "__module__", None) or each.__name__)
-    return module.partition(".")[0] not in _OF_OTHERS

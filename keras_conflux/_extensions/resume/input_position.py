@@ -17,8 +17,8 @@ import numpy as np
 
 from keras_conflux._common.trees import Tree
 from keras_conflux._extensions.resume import data_state
+from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import plain_values
-from keras_conflux._extensions.resume import sketches
 from keras_conflux._extensions.resume.compat import pipelines
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
@@ -82,7 +82,7 @@ class InputPosition(EpochObserver):
         self._here = Place()
         self.iterator: Any = None
         """Keras' epoch iterator."""
-        self._held = HeldAttributes(None, data_state.mark)
+        self._held = HeldAttributes(None, plain_values.mark)
         self._names_kept = False
         self.varies = False
         """Whether the data is known to be another each time."""
@@ -122,7 +122,7 @@ class InputPosition(EpochObserver):
         """Returns the sketch of the batch before a step, if it is known."""
         latest, _ = self._batches[-1]  # also where an epoch has ended
         batch = dict(self._batches).get(step - 1 if step else latest)
-        return None if batch is None else sketches.sketch(batch)
+        return None if batch is None else fingerprint.sketch(batch)
 
     def attach(self, iterator: Any) -> None:
         """Follows an epoch iterator of Keras."""
@@ -130,8 +130,10 @@ class InputPosition(EpochObserver):
         dataset = private_state.dataset_of(iterator)
         self._shuffles = data_state.shuffles_of([dataset, *self._datasets])
         owner = private_state.py_dataset_of(iterator)
-        self._held = HeldAttributes(owner, data_state.mark)
-        self._of_code = data_state.values_of_code(dataset)
+        self._held = HeldAttributes(owner, plain_values.mark)
+        self._code = data_state.state_of_code(
+            [dataset, self.validation.dataset]
+        )
         private_state.count_iterators(iterator, self._note_iterator)
 
     def restore(self, is_over: bool) -> bool:
@@ -180,7 +182,7 @@ class InputPosition(EpochObserver):
         """Called before an iterator is made of the data."""
         here, start = self._here, self._start
         dataset = private_state.dataset_of(self.iterator)
-        self._name_changed_by_code(dataset)
+        self._name_changed_by_code()
         self._name_kept(dataset)
         here.drawn = here.drawn_before = 0
         if start is not None and start.begun:
@@ -194,17 +196,13 @@ class InputPosition(EpochObserver):
         here.generators_at_begin = random_generators.states(dataset)
         here.attributes = self._held.changed()
 
-    def _name_changed_by_code(self, dataset: Any) -> None:
-        """Warns once of what nobody saves."""
-        now = data_state.values_of_code(dataset) if self._of_code else {}
-        changed = {k for k in now if now[k] != self._of_code.get(k)}
-        if changed:
-            self._of_code = {}
+    def _name_changed_by_code(self) -> None:
+        """Warns of what nobody saves."""
+        if changed := self._code.changed():
             self._warn(
                 "This training cannot be resumed exactly if its data depends "
-                f"on {sorted({name for _, name in changed})}, which their "
-                "Python code has changed, and nobody saves. Hold them in a "
-                "`keras.utils.PyDataset`."
+                f"on {sorted(changed)}, which their Python code has changed, "
+                "and nobody saves. Hold them in a `keras.utils.PyDataset`."
             )
 
     def _name_kept(self, dataset: Any) -> None:
@@ -261,8 +259,8 @@ class InputPosition(EpochObserver):
         """Raises `ValueError` if other samples would be trained from here."""
         if start.last is None or batch is None or self.varies:
             return
-        gap = sketches.gap(start.last, sketches.sketch(batch))
-        if gap <= sketches.SMALL:
+        gap = fingerprint.gap(start.last, fingerprint.sketch(batch))
+        if gap <= fingerprint.SMALL:
             return
         error = ValueError(
             "The data is another than when the checkpoint was saved: batch "

@@ -2,16 +2,20 @@
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import io
 import json
 import pathlib
+import random
+import zlib
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -247,3 +251,46 @@ def digest(value: Any) -> str:
             flat = np.ascontiguousarray(array).reshape(-1)
             found.update(flat.view(np.uint8).data)
     return found.hexdigest()
+
+
+_LARGE = 8 * 2**20
+"""Of arrays of more bytes, mostly samples, a checksum is enough."""
+
+
+def mark(value: Any) -> Any:
+    """Returns a mark that shows, within a process, that a value changes."""
+    if not isinstance(value, np.ndarray) or value.nbytes <= _LARGE:
+        return digest(value)
+    seen = value.shape, value.dtype.str
+    if isinstance(value, np.memmap) or not value.flags.writeable:
+        return *seen, id(value)
+    flat = np.ascontiguousarray(value).reshape(-1)
+    return *seen, zlib.crc32(flat.view(np.uint8).data)
+
+
+def access(value: Any) -> tuple[Callable[[], Any], Callable] | None:
+    """Returns what reads and what sets the state of an object that has one."""
+    if isinstance(value, keras.random.SeedGenerator | tf.random.Generator):
+        value = value.state
+    if isinstance(value, keras.Variable | tf.Variable):
+        return value.numpy, value.assign
+    if isinstance(value, np.random.Generator):
+        return _access_of_bits(value.bit_generator)
+    if isinstance(value, np.random.RandomState):
+        return functools.partial(value.get_state, legacy=False), value.set_state
+    is_of_system = isinstance(value, random.SystemRandom)
+    if isinstance(value, random.Random) and not is_of_system:
+        return value.getstate, value.setstate
+    return None
+
+
+def _access_of_bits(bits: np.random.BitGenerator) -> tuple[Callable, Callable]:
+    """Returns the same of a generator, which counts those that it spawns."""
+
+    def set_state(told: Any) -> None:
+        bits.state, seeds = told
+        if seeds and isinstance(bits.__getstate__(), tuple):  # as in NumPy 2
+            seeds |= {"pool_size": bits.seed_seq.state["pool_size"]}
+            bits.__setstate__((told[0], np.random.SeedSequence(**seeds)))
+
+    return lambda: [bits.state, getattr(bits.seed_seq, "state", {})], set_state

@@ -30,13 +30,13 @@ from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.data_state import ValidationData
 from keras_conflux._extensions.resume.held_attributes import RANDOM
 from keras_conflux._extensions.resume.held_attributes import CallbackStates
-from keras_conflux._extensions.resume.held_attributes import held_by
 from keras_conflux._extensions.resume.input_position import InputPosition
 from keras_conflux._extensions.resume.input_position import Place
 from keras_conflux._extensions.resume.resume import Resume
 from keras_conflux._extensions.resume.resume import SavingInterval
 from keras_conflux._extensions.resume.signals import Preemption
 from keras_conflux._extensions.resume.trainable_layers import TrainableLayers
+from keras_conflux._extensions.resume.users_code import held_by
 from keras_conflux._extensions.resume.writer import CheckpointWriter
 from keras_conflux._extensions.resume.writer import write
 from keras_conflux._fit import first_process
