@@ -128,7 +128,7 @@ def _wait(
             missing = [names[i] for i in range(1, count) if i not in come]
             return come, (
                 f"Nobody has come in {seconds:g} s as {', '.join(missing)}."
-                f"{callers.others()}"
+                f"{callers.others}"
             )
         for caller, index, known in callers.introduced(end):
             if known != count:
@@ -155,7 +155,8 @@ class _Callers:
         self._unknown: dict[socket.socket, bytes] = {}
         """The bytes received from them so far."""
         self._known: list[socket.socket] = []
-        self._has_other_tokens = False
+        self.others = ""
+        """Tells of callers that are not known."""
 
     def __enter__(self) -> "_Callers":
         """Begins to listen."""
@@ -193,15 +194,6 @@ class _Callers:
             with contextlib.suppress(OSError):
                 _line(each, end)
 
-    def others(self) -> str:
-        """Describes callers that are not known."""
-        if self._has_other_tokens:
-            return (
-                f" Somebody has come with another {TOKEN}, which must be the "
-                "same in all processes."
-            )
-        return ""
-
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # who has gone again
             caller = self._server.accept()[0]
@@ -231,7 +223,10 @@ class _Callers:
             caller.close()  # somebody else, such as a check of the port
             return None
         if _text(said) is None:
-            self._has_other_tokens = True
+            self.others = (
+                f" Somebody has come with another {TOKEN}, which must be the "
+                "same in all processes."
+            )
             caller.close()
             return None
         self._known.append(caller)
