@@ -20,7 +20,6 @@ from keras_conflux._extensions.kernels import masks
 from keras_conflux._extensions.kernels.compiled_shapes import CompiledShapes
 from keras_conflux._extensions.kernels.fused import Fused
 from keras_conflux._extensions.kernels.limits import Request
-from keras_conflux._extensions.kernels.limits import sizes
 from keras_conflux._replication import steps
 
 _log = logging.getLogger("keras_conflux")
@@ -47,9 +46,9 @@ def _fused(
         _say(f"{step.name}: attention is not fused, because {obstacle}.")
         return None
     inputs = request.query, request.key, request.value
-    shapes = [*map(shape_of, inputs)]
+    shapes: list[Any] = [*map(shape_of, inputs)]
     _say(f"{step.name}: attention is fused for queries {shapes[0]}.")
-    (_, length, _, size), (_, keys, *_) = map(sizes, shapes[:2])
+    (_, length, _, size), (_, keys, *_) = shapes[:2]
     mask = None
     if request.mask is not None:
         given = tf.ensure_shape(request.mask, shape_of(request.mask))

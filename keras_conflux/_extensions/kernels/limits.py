@@ -69,7 +69,7 @@ class Request:
             return f"the shapes of its inputs are not known: {listed}"
         if any(each.rank != 4 for each in shapes):
             return "its inputs are not of rank 4"
-        query, key, value = (sizes(each) for each in shapes)
+        query, key, value = (each.as_list() for each in shapes)
         if key != value or (query[0], query[3]) != (key[0], key[3]):
             return f"queries {query}, keys {key} and values {value} do not fit"
         heads, key_heads, size = query[2], key[2], query[3]
@@ -92,14 +92,9 @@ class Request:
         return None
 
 
-def sizes(shape: Any) -> list[int]:
-    """Returns the entries of a shape that is known."""
-    return shape.as_list()
-
-
 def _fits(mask: tf.TensorShape, scores: list[int]) -> bool:
     """Whether a mask can be broadcast to scores."""
     if not mask.is_fully_defined() or len(mask) > 4:
         return False
-    pairs = zip(reversed(sizes(mask)), reversed(scores), strict=False)
+    pairs = zip(reversed(mask.as_list()), reversed(scores), strict=False)
     return all(size in (1, full) for size, full in pairs)

@@ -10,10 +10,9 @@ through the mean are added to theirs.
 
 import dataclasses
 import functools
+from typing import Any
 
 import tensorflow as tf
-
-from keras_conflux._extensions.kernels.limits import sizes
 
 _LOW = {tf.bfloat16: -(2.0**41), tf.float16: -(2.0**15)}
 """The summand of scores that are not allowed. cuDNN's kernels subtract two of
@@ -38,7 +37,7 @@ class Mask:
 
         With `is_causal`, query `t` is allowed the keys 0 to `t` only.
         """
-        shape = sizes(mask.shape)
+        shape = mask.shape.as_list()
         mask = tf.reshape(mask, [1] * (4 - len(shape)) + shape)
         triangle = tf.ones([length, keys], tf.bool)
         if is_causal:
@@ -65,9 +64,9 @@ class Mask:
         if _LOW[output.dtype] <= _NO_SCORE_COUNTS:
             return output
         means = tf.reduce_mean(tf.cast(values, tf.float32), 1, keepdims=True)
-        heads, key_heads = sizes(output.shape)[2], sizes(values.shape)[2]
+        heads: Any = output.shape[2]
         means = tf.cast(means, output.dtype)
-        means = tf.repeat(means, heads // key_heads, axis=2)
+        means = tf.repeat(means, heads // values.shape[2], axis=2)
         return tf.where(self._hidden_rows, means, output)
 
     def without_hidden(self, statistics: tf.Tensor) -> tf.Tensor:
@@ -76,7 +75,8 @@ class Mask:
 
     def slope_of_means(self, slope: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
         """Returns the values' gradients through the means of hidden rows."""
-        batch, keys, heads, size = sizes(values.shape)
+        shape: Any = values.shape
+        batch, keys, heads, size = shape
         theirs = tf.where(self._hidden_rows, tf.cast(slope, tf.float32), 0.0)
         summed = tf.reduce_sum(theirs, axis=1, keepdims=True) / keys
         summed = tf.reshape(summed, [batch, 1, heads, -1, size])
