@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._graphs import walks
+
 
 def datasets_below(dataset: Any) -> Iterator[tf.data.Dataset]:
     """Yields a data set and its inputs; nothing for other data."""
@@ -85,16 +87,11 @@ def is_parallel(dataset: tf.data.Dataset) -> bool:
 
 def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
     """Returns the operations of all functions that a data set calls."""
-    found: list[tf.Operation] = []
-    waiting = [each.function.graph for each in dataset._functions()]
-    seen = set()
-    while waiting:
-        graph = waiting.pop()
-        if id(graph) not in seen:
-            seen.add(id(graph))
-            found += graph.get_operations()
-            waiting += [each.graph for each in graph._functions.values()]
-    return found
+    every = walks.walked(
+        [each.function.graph for each in dataset._functions()],
+        lambda graph: [each.graph for each in graph._functions.values()],
+    )
+    return [each for graph in every for each in graph.get_operations()]
 
 
 def operations_below_caches(dataset: Any) -> Iterator[tf.Operation]:
