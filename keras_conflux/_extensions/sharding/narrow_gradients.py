@@ -3,31 +3,23 @@
 Two devices send each other these few bytes, and add in the weight's dtype.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from keras_conflux._extensions.sharding import order_of_tracing
-from keras_conflux._replication import steps
 
 _PRODUCTS = {"BatchMatMulV2", "Einsum", "MatMul"}
 _PRODUCTS |= {"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"}
 """Operations that write sums in the dtype of their result."""
 
 
-class SparseGradients(steps.Part):
-    """Whether a step has added up the rows of sparse gradients."""
-
-    are_added_up = False
-
-
-def as_written(gradient: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def as_written(gradient: Any, dtype: tf.DType) -> tf.Tensor:
     """Returns a gradient as a product has written it, or else in a dtype.
 
     Of all but products, XLA may leave out that a gradient had fewer bits in
     between: it adds summands in float32, and casts before it adds up rows.
     """
-    step = steps.current()
-    if step is not None and isinstance(gradient, tf.IndexedSlices):
-        SparseGradients.of(step).are_added_up = True
     source = gradient
     if tf.is_symbolic_tensor(gradient) and gradient.op.type == "Cast":
         source = gradient.op.inputs[0]

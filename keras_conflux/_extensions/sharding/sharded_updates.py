@@ -41,7 +41,10 @@ class ShardedUpdates(steps.Part):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self._is_running = False
+        self.have_added_rows = False
+        """Whether rows of sparse gradients have been added up."""
+        self._optimizer: Any = None
+        """The one that applies gradients now."""
         self._layouts: list[Layout | None] = []
 
     @classmethod
@@ -51,20 +54,19 @@ class ShardedUpdates(steps.Part):
         if step is None or not in_replica():
             return None
         found = cls.of(step)
-        return found if found._is_running else None
+        return None if found._optimizer is None else found
 
     @contextlib.contextmanager
     def of_variables(
         self, optimizer: Any, variables: Sequence[Any]
     ) -> Iterator[None]:
         """Notes the variables to which an optimizer applies gradients."""
-        self._optimizer = optimizer
         self._layouts = layouts_of(variables)
         strategy: Any = tf.distribute.get_strategy()
         refused = cutting.refusal(optimizer, strategy.shard)
         if refused and any(self._layouts):
             raise NotImplementedError(refused)
-        with having(self, _is_running=True):
+        with having(self, _optimizer=optimizer):
             yield
 
     @property
@@ -75,7 +77,7 @@ class ShardedUpdates(steps.Part):
     def to_parts(self, grads: list[Any]) -> list[Any]:
         """Cuts gradients that are whole, and of all samples."""
         if (
-            narrow_gradients.SparseGradients.of(self.step).are_added_up
+            self.have_added_rows
             and not _is_linear(self._optimizer)
             and not replica_collectives().on_gpu
         ):
@@ -259,8 +261,11 @@ def as_parts(
     cut: Iterable[tuple[Any, Layout, tf.DType]], weight: tf.Tensor | None
 ) -> list[tf.Tensor]:
     """Returns a replica's parts of sums of weighted gradients, in dtypes."""
+    step = steps.current()
     flats, wide = [], []
     for g, layout, dtype in cut:
+        if step is not None and isinstance(g, tf.IndexedSlices):
+            ShardedUpdates.of(step).have_added_rows = True
         written = narrow_gradients.as_written(g, dtype)
         flats.append(layout.flat(dtypes.weighted(written, weight)))
         wide.append(dtype)
