@@ -122,8 +122,15 @@ class ShardedUpdates(steps.Part):
             return backing.part
         return None
 
-    def clipped(self, original: Callable, grads: list[Any]) -> list[Any]:
-        """Clips gradients, of some of which a replica has a part."""
+    def clip(self, original: Callable, grads: list[Any]) -> list[Any]:
+        """Sums accumulated gradients, and clips gradients of parts."""
+        known = Gradients.of(self.step)
+        if known.are_accumulated:
+            grads = self.summed(grads)
+        with having(known, are_accumulated=False):
+            return self._clipped(original, grads)
+
+    def _clipped(self, original: Callable, grads: list[Any]) -> list[Any]:
         optimizer = self._optimizer
         if not self.by_parts:
             return original(optimizer, grads)
@@ -185,7 +192,17 @@ class ShardedUpdates(steps.Part):
         given_tensors.update_rest(original, optimizer, rest, learning_rate)
         _write_whole(cut)
 
-    def move_average(self, mean: keras.Variable, variable: Any) -> None:
+    def average(self, original: Callable, variables: list[Any]) -> None:
+        """Moves averages of weights, each replica its parts of them."""
+        if not self._optimizer.use_ema:
+            original(self._optimizer, variables)
+            return
+        averages = keras_optimizers.averages(self._optimizer)
+        for variable, mean in zip(variables, averages, strict=True):
+            if mean is not None:
+                self._move_average(mean, variable)
+
+    def _move_average(self, mean: keras.Variable, variable: Any) -> None:
         """Moves an average towards a weight, as Keras computes it."""
         own = state.own_copy(mean)
         value = state.own_copy(variable).read_value()
@@ -295,16 +312,21 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     return result
 
 
-def clip(original: Callable, optimizer: Any, grads: list[Any]) -> list[Any]:
-    """Sums accumulated gradients, and clips gradients of parts."""
-    updates = ShardedUpdates.running()
-    if updates is None:
-        return original(optimizer, grads)
-    known = Gradients.of(updates.step)
-    if known.are_accumulated:
-        grads = updates.summed(grads)
-    with having(known, are_accumulated=False):
-        return updates.clipped(original, grads)
+def _while_running(method: Callable) -> Callable:
+    """Returns what a method of optimizers does in replicas that keep parts."""
+
+    def replacement(original: Callable, optimizer: Any, *args: Any) -> Any:
+        updates = ShardedUpdates.running()
+        if updates is None:
+            return original(optimizer, *args)
+        return method(updates, original, *args)
+
+    return replacement
+
+
+average = _while_running(ShardedUpdates.average)
+clip = _while_running(ShardedUpdates.clip)
+update_step = _while_running(ShardedUpdates.update)
 
 
 def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
@@ -326,33 +348,6 @@ def apply_filtered(
         if updates.by_parts and not Gradients.of(step).are_accumulated:
             grads = updates.to_parts(grads)
         original(optimizer, grads, variables)
-
-
-def update_step(
-    original: Callable,
-    optimizer: Any,
-    grads: list[Any],
-    variables: list[Any],
-    learning_rate: Any,
-) -> None:
-    """Updates parts of variables, in replicas that keep parts."""
-    updates = ShardedUpdates.running()
-    if updates is None:
-        original(optimizer, grads, variables, learning_rate)
-    else:
-        updates.update(original, grads, variables, learning_rate)
-
-
-def average(original: Callable, optimizer: Any, variables: list[Any]) -> None:
-    """Moves averages of weights, each replica its parts of them."""
-    updates = ShardedUpdates.running()
-    if updates is None or not optimizer.use_ema:
-        original(optimizer, variables)
-        return
-    averages = keras_optimizers.averages(optimizer)
-    for variable, each in zip(variables, averages, strict=True):
-        if each is not None:
-            updates.move_average(each, variable)
 
 
 def _write_whole(cut: list[tuple[tf.Variable, Layout, tf.Tensor]]) -> None:
