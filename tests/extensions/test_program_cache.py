@@ -535,7 +535,13 @@ def test_what_has_to_be_deterministic_is_kept_apart(monkeypatch):
     assert program_cache._kind("a") != usual
 
 
-def driver_files(tmp_path: pathlib.Path, *models: str) -> pathlib.Path:
+@pytest.fixture
+def _driver(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "_FILES", tmp_path)
+    monkeypatch.setattr(environment, "_DEVICES", tmp_path)
+
+
+def driver_files(tmp_path: pathlib.Path, *models: str) -> None:
     for index, model in enumerate(models):
         folder = tmp_path / "gpus" / f"0000:{index}"
         folder.mkdir(parents=True)
@@ -543,35 +549,37 @@ def driver_files(tmp_path: pathlib.Path, *models: str) -> pathlib.Path:
             f"Model: \t\t {model}\nIRQ:   \t\t 1\n"
         )
     (tmp_path / "version").write_text("NVRM version: 580.1\nGCC version: 1\n")
-    return tmp_path
 
 
+@pytest.mark.usefixtures("_driver")
 def test_the_driver_tells_the_gpus_without_tensorflow(tmp_path):
-    files = driver_files(tmp_path, "NVIDIA H200", "NVIDIA H200")
-    assert environment.gpus(files) == {
+    with unavailable("no NVIDIA GPU"):
+        environment.gpus()
+    driver_files(tmp_path, "NVIDIA H200", "NVIDIA H200")
+    assert environment.gpus() == {
         "GPU": "NVIDIA H200",
         "driver": "NVRM version: 580.1",
     }
-    with unavailable("no NVIDIA GPU"):
-        environment.gpus(tmp_path / "missing", tmp_path / "missing")
 
 
+@pytest.mark.usefixtures("_driver")
 def test_gpus_of_several_models_share_nothing(tmp_path):
-    files = driver_files(tmp_path, "NVIDIA H200", "NVIDIA T400")
+    driver_files(tmp_path, "NVIDIA H200", "NVIDIA T400")
     with unavailable("several models.*NVIDIA H200, NVIDIA T400"):
-        environment.gpus(files)
+        environment.gpus()
 
 
+@pytest.mark.usefixtures("_driver")
 def test_nvidia_smi_tells_it_as_well(tmp_path, monkeypatch):
     """As in containers that hide the driver's files."""
     told = "580.1, NVIDIA H200\n580.1, NVIDIA H200\n"
     monkeypatch.setattr(environment, "nvidia_smi", lambda *_: told)
     (tmp_path / "nvidia0").touch()
-    found = environment.gpus(tmp_path / "missing", tmp_path)
+    found = environment.gpus()
     assert found == {"GPU": "NVIDIA H200", "driver": "580.1"}
     monkeypatch.setattr(environment, "nvidia_smi", lambda *_: "")
     with unavailable("no NVIDIA GPU"):
-        environment.gpus(tmp_path / "missing", tmp_path)
+        environment.gpus()
 
 
 # When it is off

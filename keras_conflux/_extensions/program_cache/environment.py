@@ -82,12 +82,10 @@ def _libraries(environ: Mapping[str, str]) -> list[str]:
     return [*sorted(found), os.path.realpath("/usr/local/cuda")]
 
 
-def gpus(
-    files: pathlib.Path = _FILES, devices: pathlib.Path = _DEVICES
-) -> dict[str, str]:
+def gpus() -> dict[str, str]:
     """Returns the model of the GPUs and the version of their driver."""
-    models, driver = _in_files(files)
-    if not models and any(devices.glob("nvidia[0-9]*")):
+    models, driver = _in_files()
+    if not models and any(_DEVICES.glob("nvidia[0-9]*")):
         models, driver = _by_nvidia_smi()
     if not models:
         raise CacheUnavailable("there is no NVIDIA GPU", is_expected=True)
@@ -99,10 +97,10 @@ def gpus(
     return {"GPU": models.pop(), "driver": driver}
 
 
-def _in_files(folder: pathlib.Path) -> tuple[set[str], str]:
-    told = [path.read_text() for path in folder.glob("gpus/*/information")]
+def _in_files() -> tuple[set[str], str]:
+    told = [path.read_text() for path in _FILES.glob("gpus/*/information")]
     models = {*re.findall(r"^Model:\s*(.+?)\s*$", "\n".join(told), re.M)}
-    version = folder / "version"
+    version = _FILES / "version"
     lines = version.read_text().splitlines() if version.is_file() else []
     return (models, lines[0]) if lines else (set(), "")
 
