@@ -74,7 +74,6 @@ RECOMPUTATION = (
 )
 """The end of a build, and the function by which tapes differentiate."""
 
-
 SHARDING = (
     (private_names.PUSH_TAPE, gathered_weights.begin_tape),
     (TAPE_GRADIENT, whole_values.gradient),

@@ -24,7 +24,6 @@ _SUPPORTED = (
     "`ModelParallel(layout_map=...)`."
 )
 
-
 _set_here = threading.local()
 """Its `value` is the distribution that was last set in this thread."""
 

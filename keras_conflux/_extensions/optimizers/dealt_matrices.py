@@ -26,7 +26,6 @@ _Iterated = Callable[[tf.Tensor], tf.Tensor]
 _Matrix = tuple[tf.Tensor, Sequence[keras.Variable], list[tf.Tensor]]
 """A gradient, the matrix and its optimizer state, and their values."""
 
-
 _answer: Setting[_Iterated | None] = Setting(None)
 
 

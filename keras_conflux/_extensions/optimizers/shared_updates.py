@@ -49,9 +49,7 @@ def update(
 
 
 def _has_updated(
-    shared: given_tensors.SharedUpdate,
-    gradient: Any,
-    kept: Sequence[Any],
+    shared: given_tensors.SharedUpdate, gradient: Any, kept: Sequence[Any]
 ) -> bool:
     """Updates one variable with tensors, if that is possible."""
     is_known = isinstance(kept[0], keras.Variable)

@@ -7,7 +7,6 @@ from keras_conflux._compat.private_names import module_if_any
 
 symbolic_scope = module_if_any("keras.src.backend.common.symbolic_scope")
 
-
 _NO_SCOPE = SimpleNamespace(mode=None, layer_names=())
 
 

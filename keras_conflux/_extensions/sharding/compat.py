@@ -40,10 +40,7 @@ class ShardedVariable(InParts, values.DistributedVariable):
     """
 
     def __init__(
-        self,
-        strategy: Any,
-        parts: Sequence[tf.Variable],
-        layout: Layout,
+        self, strategy: Any, parts: Sequence[tf.Variable], layout: Layout
     ) -> None:
         super().__init__(strategy, parts, tf.VariableAggregation.NONE)
         self.layout = layout

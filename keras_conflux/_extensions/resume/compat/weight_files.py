@@ -13,7 +13,6 @@ from keras_conflux._compat.private_names import module_if_any
 saving_lib = module_if_any("keras.src.saving.saving_lib")
 _Store: Any = getattr(saving_lib, "H5IOStore", object)
 
-
 Entry = tuple[str, Any, dict[str, Any]]
 """The path of a layer or an optimizer in a file of weights, Keras' metadata
 there, and its variables, or their values, by name."""
