@@ -490,7 +490,7 @@ def test_what_conflux_env_says(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     kept = Store(tmp_path / "cache" / "xla-1")
     kept.add("programs/1", source(tmp_path, "a.pb", bytes(3 * 2**20)))
-    shown = ProgramCache("GPU", tmp_path / "cache", kept, None, {})
+    shown = ProgramCache("GPU", tmp_path / "cache", kept, None)
     assert str(shown) == "on, 3 MiB in ~/cache"
     shown.root = pathlib.Path("/elsewhere")
     assert str(shown) == "on, 0 MiB in /elsewhere"
@@ -594,40 +594,43 @@ def _restored(monkeypatch):
 @pytest.mark.usefixtures("_restored")
 def test_off_where_something_speaks_against_it(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "keras_conflux")
-    environ = {"KERAS_CONFLUX_CACHE": str(tmp_path / "cache")}
     cpu = {"CPU": "this one"}
-    setup.enable("1.0", {"KERAS_CONFLUX_CACHE": "0"}, cpu)
+    monkeypatch.setenv("KERAS_CONFLUX_CACHE", "0")
+    setup.enable("1.0", cpu)
     assert setup.describe() == "off: KERAS_CONFLUX_CACHE is 0"
-    monkeypatch.setattr(tf, "__version__", "2.22.0")
-    setup.enable("1.0", environ, cpu)
+    monkeypatch.setenv("KERAS_CONFLUX_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as newer:
+        newer.setattr(tf, "__version__", "2.22.0")
+        setup.enable("1.0", cpu)
     assert (
         setup.describe() == "off: the flags of TensorFlow 2.22.0 are not known"
     )
     assert not caplog.messages  # nobody has to hear of these
-    monkeypatch.undo()
-    setup.enable("1.0", environ, cpu)  # in these tests TensorFlow has started
+    setup.enable("1.0", cpu)  # in these tests TensorFlow has started
     assert "before keras_conflux was imported" in setup.describe()
     assert setup.current("CPU") is None
     (message,) = caplog.messages
     assert "set KERAS_CONFLUX_CACHE; 0 keeps nothing" in message
-    assert set(environ) == {"KERAS_CONFLUX_CACHE"}
+    assert "persistent_cache" not in os.environ.get("TF_XLA_FLAGS", "")
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.usefixtures("_restored")
 def test_off_without_gpus(monkeypatch):
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: False)
-    setup.enable("1.0", {})
+    monkeypatch.delenv("KERAS_CONFLUX_CACHE", raising=False)
+    setup.enable("1.0")
     assert setup.describe() == "off: this TensorFlow is built for CPUs"
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
-    setup.enable("1.0", {"CUDA_VISIBLE_DEVICES": "-1"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    setup.enable("1.0")
     assert setup.describe() == "off: CUDA_VISIBLE_DEVICES hides all GPUs"
 
 
 @pytest.mark.usefixtures("_restored")
 def test_programs_of_other_devices_are_left_alone(tmp_path, monkeypatch):
     kept = Store(tmp_path)
-    cache = ProgramCache("GPU", tmp_path, kept, None, {})
+    cache = ProgramCache("GPU", tmp_path, kept, None)
     monkeypatch.setattr(setup, "_cache", cache)
     assert setup.current("GPU") is cache
     assert setup.current("CPU") is None

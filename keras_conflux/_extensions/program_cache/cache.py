@@ -4,10 +4,10 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
+import os
 import pathlib
 import time
 from collections.abc import Iterator
-from collections.abc import MutableMapping
 
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.program_cache import exchange_folder
@@ -28,7 +28,6 @@ class ProgramCache:
     root: pathlib.Path
     store: Store
     exchange: exchange_folder.ExchangeFolder
-    environ: MutableMapping[str, str]
 
     def __str__(self) -> str:
         size = store.size(self.root) / 2**20
@@ -60,7 +59,7 @@ class ProgramCache:
             )
         finally:
             # XLA has read them by now.
-            exchange_folder.remove_flags(self.environ)
+            exchange_folder.remove_flags(os.environ)
             exchange.unlink(stored)
             self._keep(kind, set(exchange.written()) - others)
             self.store.keep_newest(kind, _FILES_OF_A_PROGRAM)

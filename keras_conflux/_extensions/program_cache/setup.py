@@ -4,7 +4,6 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
-from collections.abc import MutableMapping
 
 import tensorflow as tf
 
@@ -33,20 +32,17 @@ def describe() -> str:
     return f"off: {_why_off}" if _cache is None else str(_cache)
 
 
-def enable(
-    version: str,
-    environ: MutableMapping[str, str] = os.environ,
-    hardware: Mapping[str, str] | None = None,
-) -> None:
+def enable(version: str, hardware: Mapping[str, str] | None = None) -> None:
     """Keeps XLA's executables, unless something speaks against it.
 
     The hardware is by default the GPUs of this machine. TensorFlow logs pages
     for each program that is loaded on a CPU, so CPUs are for tests.
     """
     global _cache, _why_off
-    exchange_folder.remove_flags(environ)  # a parent process may have set some
+    # A parent process may have set some.
+    exchange_folder.remove_flags(os.environ)
     try:
-        _cache = _made(version, environ, hardware)
+        _cache = _made(version, hardware)
     except CacheUnavailable as unavailable:
         _cache, _why_off = None, str(unavailable)
         level = logging.DEBUG if unavailable.is_expected else logging.WARNING
@@ -59,33 +55,29 @@ def enable(
         )
 
 
-def _made(
-    version: str,
-    environ: MutableMapping[str, str],
-    hardware: Mapping[str, str] | None,
-) -> ProgramCache:
-    root = folders.chosen(environ)
-    hardware = _gpus(environ) if hardware is None else hardware
+def _made(version: str, hardware: Mapping[str, str] | None) -> ProgramCache:
+    root = folders.chosen(os.environ)
+    hardware = _gpus() if hardware is None else hardware
     _assert_tensorflow_fits()
-    exchange_folder.assert_no_flags(environ)
-    facts = environment.facts(environ, version, hardware)
+    exchange_folder.assert_no_flags(os.environ)
+    facts = environment.facts(os.environ, version, hardware)
     here = root / f"xla-{environment.digest(facts)}"
-    if environ.get(folders.VARIABLE):
+    if os.environ.get(folders.VARIABLE):
         folders.make_private(root.parent, may_be_link=True)
     for folder in (root, here):
         folders.make_private(folder)
     folders.assert_room(here)
     exchange = exchange_folder.ExchangeFolder()
     kind = "GPU" if "GPU" in hardware else "CPU"
-    exchange_folder.set_flags(environ, exchange.folder, kind)
-    return ProgramCache(kind, root, Store(here), exchange, environ)
+    exchange_folder.set_flags(os.environ, exchange.folder, kind)
+    return ProgramCache(kind, root, Store(here), exchange)
 
 
-def _gpus(environ: Mapping[str, str]) -> dict[str, str]:
+def _gpus() -> dict[str, str]:
     missing = functools.partial(CacheUnavailable, is_expected=True)
     if not tf.test.is_built_with_cuda():
         raise missing("this TensorFlow is built for CPUs")
-    if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         raise missing("CUDA_VISIBLE_DEVICES hides all GPUs")
     return environment.gpus()
 
