@@ -113,7 +113,7 @@ class _Unit:
 
         @tf.custom_gradient
         def gathered(*parts: tf.Tensor) -> Any:
-            found = self._whole_weights(self._cast(parts), after)
+            found = self._whole_weights(parts, after)
 
             def gradient(*upstream: Any) -> list[tf.Tensor | None]:
                 where = GatheredWeights.of(step).asked_of(self.variables)
@@ -139,15 +139,13 @@ class _Unit:
         if is_cast and after and steps.in_xla():
             # XLA would keep the cast of the first gathering.
             parts = rewriting.once_known(parts, after)
-        return self._whole_weights(self._cast(parts), after, again=True)
-
-    def _cast(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return [tf.cast(part, self.dtype) for part in parts]
+        return self._whole_weights(parts, after, again=True)
 
     def _whole_weights(
-        self, parts: list[tf.Tensor], after: Sequence[Any], again: bool = False
+        self, parts: Sequence[Any], after: Sequence[Any], again: bool = False
     ) -> list[tf.Tensor]:
-        flats = replica_collectives().gathered(parts, after, again)
+        cast = [tf.cast(part, self.dtype) for part in parts]
+        flats = replica_collectives().gathered(cast, after, again)
         return [
             _layout(variable).whole(flat)
             for variable, flat in zip(self.variables, flats, strict=True)
