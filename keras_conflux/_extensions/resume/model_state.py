@@ -42,11 +42,7 @@ def copied_from(
         "model": _described(model, beside),
         "variables": _copied(beside),
         "global seed": None if shared is None else _copied([shared]),
-        "sums": {
-            number: _copied(copies)
-            for number, copies in _sums(model).items()
-            if len(copies) > 1
-        },
+        "sums": {k: _copied(copies) for k, copies in _sums(model).items()},
     }
 
 
@@ -293,4 +289,5 @@ def _sums(model: keras.Model) -> dict[int, tuple[Any, ...]]:
         if is_replicated(state.backing(variable))
         and not state.is_mirrored(variable)
         and not state.is_in_parts(variable)
+        and len(state.copies(variable)) > 1
     }
