@@ -75,8 +75,6 @@ def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
         ```
     """
     arguments.assert_seconds("timeout", timeout)
-    if process_count() == 1:
-        return
     # A barrier of TensorFlow's coordination service would wait for ever where
     # the network is cut. A collective ends when heartbeats do.
     assert_same_place("a barrier", seconds=timeout)
