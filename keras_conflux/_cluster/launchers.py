@@ -43,19 +43,6 @@ ask = _launchers.append
 """Has a launcher asked from now on, after those before it."""
 
 
-def announcements(environ: Mapping[str, str]) -> list[Announcement]:
-    """Returns all announcements, in the order in which launchers are asked."""
-    if not _launchers:
-        raise ClusterError(
-            "No launcher is asked for the other processes, as "
-            "CONFLUX_EXTENSIONS=0 does without them. Give `initialize` the "
-            "addresses of all processes and the index of this one, which is 0 "
-            "if it is alone, or unset CONFLUX_EXTENSIONS."
-        )
-    told = [launcher(environ) for launcher in _launchers]
-    return [each for each in told if each is not None]
-
-
 def find_cluster(
     addresses: Sequence[str] | str | None = None,
     index: int | None = None,
@@ -103,7 +90,15 @@ def _from_arguments(
 
 
 def _from_environ(environ: Mapping[str, str], seconds: float) -> Cluster | None:
-    found = announcements(environ)
+    if not _launchers:
+        raise ClusterError(
+            "No launcher is asked for the other processes, as "
+            "CONFLUX_EXTENSIONS=0 does without them. Give `initialize` the "
+            "addresses of all processes and the index of this one, which is 0 "
+            "if it is alone, or unset CONFLUX_EXTENSIONS."
+        )
+    told = [launcher(environ) for launcher in _launchers]
+    found = [each for each in told if each is not None]
     for other in found[1:]:
         # `mpirun -n 1` may start the program that starts the processes.
         if other.count not in (1, found[0].count):
