@@ -80,9 +80,7 @@ def _comes_from_the_program(error: tf.errors.OpError) -> bool:
 
 
 def _nowhere_to_write(reason: str) -> tf.errors.OpError:
-    return tf.errors.UnimplementedError(
-        None,
-        None,
+    return error_texts.cannot_compile(
         f"XLA has to write its programs to a file, and cannot: {reason}. "
         "Make room there, set TMPDIR to another folder, or set "
         "KERAS_CONFLUX_CACHE=0 to write nothing",
