@@ -77,8 +77,10 @@ class ReplicaCollectives:
             weight = tf.math.divide_no_nan(weight, total)
         return self._reduce_leaves(op, tree, leaves, weight)
 
-    def weighted_sum(self, tree: Tree, weight: tf.Tensor) -> Tree:
+    def weighted_sum(self, tree: Tree, weight: tf.Tensor | None) -> Tree:
         """Sums trees times weights. Of weight 0, NaN counts nothing either."""
+        if weight is None:
+            return self.all_reduce(SUM, tree)
         leaves = self._leaves("allreduce('mean')", tree, dtypes.REDUCIBLE)
         return self._reduce_leaves(MEAN, tree, leaves, weight)
 

@@ -339,10 +339,7 @@ def masked_moments(
 def _sums_of_all(parts: Iterable[tf.Tensor], axes: Any) -> list[tf.Tensor]:
     """Returns sums over the samples of all replicas, axes of size 1 kept."""
     sums = [tf.reduce_sum(part, axes, keepdims=True) for part in parts]
-    present = has_samples()
-    if present is not None:
-        sums = [tf.where(present, part, 0) for part in sums]
-    made = replica_collectives().all_reduce("sum", sums)
+    made = replica_collectives().weighted_sum(sums, has_samples())
     if (step := steps.current_fit_step()) is not None:
         Layers.of(step).own_gradients.trust(made, sums)
     return made

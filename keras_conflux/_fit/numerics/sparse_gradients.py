@@ -56,8 +56,9 @@ def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     Optimizers square, and clip, each row of a sparse gradient for itself. A row
     that one device looks up once, as a position's, occurs once in the sum.
     """
-    if tf.executing_eagerly() or replica_collectives().count == 1:
-        return _reduced(grads)
+    this, present = replica_collectives(), has_samples()
+    if tf.executing_eagerly() or this.count == 1:
+        return this.weighted_sum(grads, present)
     parts = [
         list(_parts(grad, source, step))
         if isinstance(grad, tf.IndexedSlices)
@@ -65,19 +66,13 @@ def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
         for grad, source in zip(grads, sources, strict=True)
     ]
     every = [*itertools.chain(*parts)]
-    shares = iter(_reduced([part.share for part in every]))
+    summands = [part.share for part in every]
+    shares = iter(this.weighted_sum(summands, present))
     keys = iter(_all_keys(every))
     return [
         _joined([part.total(next(shares), keys) for part in own])
         for own in parts
     ]
-
-
-def _reduced(grads: list[Any]) -> list[Any]:
-    collectives, present = replica_collectives(), has_samples()
-    if present is None:
-        return collectives.all_reduce("sum", grads)
-    return collectives.weighted_sum(grads, present)
 
 
 def each_once(
