@@ -87,36 +87,31 @@ def derivation_of(
     are computed once more in any case. It raises `NotDerivable` if it cannot.
     """
     found = Derivation(result)
-    entered: set[int] = set()
-    left: set[int] = set()
-    waiting = [result]
-    while waiting:
-        tensor = waiting[-1]
+    entered: set[tf.Operation] = set()
+
+    def needs(tensor: tf.Tensor) -> Iterable[tf.Tensor]:
         if id(tensor) in known:
-            waiting.pop()
-            continue
+            return ()
         if id(tensor) in made and kinds.marked(tensor) is not None:
             raise NotDerivable(tensor.op.name)
         if id(tensor) not in made and _is_known(tensor, kinds):
             _assert_small(tensor, kinds.of(tensor))
-            found.sources[id(tensor)] = waiting.pop()
-            continue
+            found.sources[id(tensor)] = tensor
+            return ()
         outside = kinds.outside(tensor)
         if outside is not None:
-            found.outside[id(tensor)] = waiting[-1] = outside
-            continue
-        operation = tensor.op
-        if id(operation) in entered:  # all that it needs comes before it now
-            waiting.pop()
-            if id(operation) not in left:
-                left.add(id(operation))
-                found.operations.append(operation)
-            continue
+            found.outside[id(tensor)] = outside
+            return [outside]
         _assert_repeatable(tensor, kinds.of(tensor))
-        entered.add(id(operation))
-        waiting.extend(operation.inputs)
+        entered.add(tensor.op)
         if len(entered) > MAX_OPERATIONS:
-            raise NotDerivable(operation.name)
+            raise NotDerivable(tensor.op.name)
+        return tensor.op.inputs
+
+    in_order = walks.by_need([result], needs)
+    given = {*known, *found.sources, *found.outside}
+    computed = [each.op for each in in_order if id(each) not in given]
+    found.operations = [*dict.fromkeys(computed)]
     return found
 
 
