@@ -127,12 +127,7 @@ def _chosen(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return MEAN if {one.role, other.role} == {Role.MEAN, Role.EQUAL} else None
 
 
-_CHOICE = Rule(
-    _chosen,
-    Form.EQUAL,
-    Form.TOTAL | Form.MEAN | Form.EQUAL,
-    Form.TOTAL | Form.MEAN | Form.EQUAL,
-)
+_CHOICE = Rule(_chosen, Form.EQUAL, Form.TOTAL | Form.MEAN | Form.EQUAL, ...)
 
 
 def _of_one_rank(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
