@@ -39,9 +39,8 @@ def outermost(tensor: Any, graph: Any) -> Any:
         outside = captures(graph).get(id(tensor))
         if outside is None:
             break
+        # One that has a value has no graph.
         tensor, graph = outside, getattr(outside, "graph", None)
-        if is_eager(tensor):
-            break
     return tensor
 
 
