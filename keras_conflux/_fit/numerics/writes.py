@@ -228,25 +228,21 @@ class Writes(Exit):
 
     def _warn_of_counters(self, variables: list[keras.Variable]) -> None:
         """Warns of metrics' counts where replicas may not come together."""
-        choices = Choices.of(self.step)
         for counter in variables:
-            values, _ = self._values(counter)
-            if not all(
-                choices.is_everywhere(value.graph, repeated=True)
-                for value in values
-            ):
+            if not self._all_come(self._values(counter)[0], repeated=True):
                 _warn_of_inner_write(self.step, counter)
 
     def _are_equal(self, values: _Values, traced_here: bool) -> bool:
         """Whether all replicas surely write the same, wherever they do."""
         if traced_here:
             values = values[-1:]
+        are_equal = {*map(self.step.kinds.of, values)} == {EQUAL}
+        return are_equal and self._all_come(values, repeated=True)
+
+    def _all_come(self, values: _Values, repeated: bool = False) -> bool:
+        """Whether all replicas come to where values are made, or none."""
         choices = Choices.of(self.step)
-        return bool(values) and all(
-            self.step.kinds.of(value) == EQUAL
-            and choices.is_everywhere(value.graph, repeated=True)
-            for value in values
-        )
+        return all(choices.is_everywhere(x.graph, repeated) for x in values)
 
     def _averages_well(self, weight: keras.Variable, values: _Values) -> bool:
         """Whether a mean of values that inner graphs write is one device's."""
@@ -255,12 +251,9 @@ class Writes(Exit):
         is_float = keras.backend.is_float_dtype(weight.dtype)
         if id(weight) in self._before or not is_float:
             return False
-        choices = Choices.of(self.step)
-        return all(
-            self.step.kinds.of(value).role in (Role.EQUAL, Role.MEAN)
-            and choices.is_everywhere(value.graph)
-            for value in values
-        )
+        roles = {self.step.kinds.of(value).role for value in values}
+        are_means = roles <= {Role.EQUAL, Role.MEAN}
+        return are_means and self._all_come(values)
 
     def _reduce_by_change(self, weights: list[keras.Variable]) -> None:
         """Sums added values, averages set values.
