@@ -296,6 +296,8 @@ def test_private_names_that_are_read_are_this_packages_own():
                 node.ctx, ast.Store
             ):
                 defined.add(node.attr)
+            if isinstance(node, ast.AnnAssign):  # as a dataclass has it
+                defined.add(ast.unparse(node.target))
     for path in OUTSIDE:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):
