@@ -4,6 +4,7 @@ All of them rest on the all-reduce of one tensor. It moves at most twice the
 bytes of a special op, and there is one path to trust.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -30,22 +31,15 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._graphs import walks
 
 
+@dataclasses.dataclass(frozen=True)
 class ReplicaCollectives:
     """The collectives on trees, as one replica of a strategy calls them."""
 
-    def __init__(
-        self,
-        communicator: Communicator | OneReplica,
-        index: int,
-        in_xla: bool = False,
-        rank_as_tensor: Callable[[], Any] = lambda: 0,
-        has_samples: Callable[[], Any] = lambda: None,
-    ) -> None:
-        self._communicator = communicator
-        self._index = index
-        self._in_xla = in_xla
-        self._rank_as_tensor = rank_as_tensor
-        self._has_samples = has_samples
+    _communicator: Communicator | OneReplica
+    _index: int
+    _in_xla: bool = False
+    _rank_as_tensor: Callable[[], Any] = lambda: 0
+    _has_samples: Callable[[], Any] = lambda: None
 
     @property
     def _rank(self) -> int:
