@@ -51,9 +51,7 @@ class _Returns(Exit):
     entries for its samples, and "mean".
     """
 
-    def __init__(self, step: Step) -> None:
-        super().__init__(step)
-        self._merge_by: list[str] = []
+    _merge_by: list[str]
 
     def merge(self, merged: Merged) -> None:
         """See `Exit`."""
@@ -192,10 +190,8 @@ class _Noting:
 class Predictions(_Returns):
     """The results of `predict_step`: the outputs for the global batch."""
 
-    def __init__(self, step: Step) -> None:
-        super().__init__(step)
-        self.is_local = False
-        """Whether a process keeps the outputs of its own part alone."""
+    is_local = False
+    """Whether a process keeps the outputs of its own part alone."""
 
     def end(self, output: Tree) -> Tree:
         """Gives each process the outputs that it wants. See `Exit`."""
