@@ -455,9 +455,8 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
     else:
         values = [[v.read_value() for v in each] for each in copies]
         replicas = Replicas(values, strategy.devices)
-        run = _on_every_device(call, strategy.devices, _ranks(values))
-        weights = [_of_each(each, strategy.devices) for each in weight]
-        results = zip(copies, run(replicas, *weights), strict=True)
+        reduced = _collective(call, (replicas,), *weight)
+        results = zip(copies, reduced, strict=True)
     for mine, values in results:
         for copy, value in zip(mine, values, strict=True):
             copy.assign(value)
