@@ -16,6 +16,7 @@ from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input.device_batches import Batch
 from keras_conflux._fit.input.device_batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.specs import specs_of_whole
 from keras_conflux._fit.input.step_groups import not_the_end
 from keras_conflux._replication import promotion
 from keras_conflux._replication.replica_context import outside_of_replicas
@@ -69,7 +70,7 @@ def make_predict_function(
         nonlocal has_built
         with step.tracing:
             if not has_built and not keras_models.layers_are_built(model):
-                spec = batch.whole_specs
+                spec = specs_of_whole(batch.specs[0], len(batch.sizes))
                 promotion.build(model, spec, strategy, layers_alone=True)
             has_built = True
 

@@ -46,11 +46,6 @@ class Batch:
         """Whether programs are traced for the number of samples."""
         return all(map(specs.sizes_are_known, self.specs))
 
-    @property
-    def whole_specs(self) -> trees.Tree:
-        """The specs of the global batch."""
-        return specs.specs_of_whole(self.specs[0], len(self.sizes))
-
     def opened(self) -> Self:
         """Returns the batch, for programs of any number of samples."""
         return dataclasses.replace(
