@@ -17,6 +17,7 @@ from tensorflow.python.eager import context
 _JOB = "worker"
 _FIRST = f"/job:{_JOB}/replica:0/task:0"
 _INTERNAL = 13
+_context: Any = context.context
 
 
 def connect(
@@ -80,7 +81,3 @@ def failure_of_any(count: int) -> tf.errors.OpError | None:
     except tf.errors.OpError as error:
         return error
     return next((state for state in states if state is not None), None)
-
-
-def _context() -> Any:
-    return context.context()
