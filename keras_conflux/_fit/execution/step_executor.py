@@ -65,7 +65,6 @@ class StepExecutor:
         self._plan = plan
         self._strategy = plan.strategy
         self._step = step
-        self._is_eager = plan.eager
         if step.runs_in_turns and not plan.eager:
             step.turns = plan.turns
         self._graph = GraphProgram(step, plan.strategy)
@@ -80,7 +79,7 @@ class StepExecutor:
 
     def __call__(self, group: StepGroup) -> Tree:
         name = self._name
-        keeps = self._step.runs_in_turns and not self._is_eager
+        keeps = self._step.runs_in_turns and not self._plan.eager
         with (
             errors.with_notes(self._model, keeps),
             not_the_end(name, of_a_step=True),
@@ -104,7 +103,7 @@ class StepExecutor:
                     ):
                         result = (
                             self._run_eagerly(batch)
-                            if self._is_eager
+                            if self._plan.eager
                             else self._run_with_retracing(batch, group.limit)
                         )
                 promotion.give_back_seed()
@@ -118,7 +117,7 @@ class StepExecutor:
 
     def _compared(self) -> list[keras.Variable]:
         """Returns what all processes hold alike between executions."""
-        return [] if self._is_eager else state.variables_of(self._model)
+        return [] if self._plan.eager else state.variables_of(self._model)
 
     def _run_eagerly(self, batch: Batch) -> Tree:
         """Runs the step once, as one device does, on the whole batch."""
