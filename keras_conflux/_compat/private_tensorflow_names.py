@@ -129,8 +129,8 @@ PATCHED = (
 """The names that are replaced: all that have a name of their own above."""
 READ = (
     Private("tensorflow:Graph", mentions="_functions, _get_function"),
-    Private(
-        "tensorflow:Graph._add_function_recursive", "self, function, overwrite"
+    *_methods(
+        "tensorflow:Graph", _add_function_recursive="function, overwrite"
     ),
     Private(
         f"{_FRAMEWORK}.func_graph:FuncGraph",
@@ -159,8 +159,8 @@ READ = (
         f"{_DISTRIBUTE}.shared_variable_creator:make_fn",
         "shared_variable_store, device_id",
     ),
-    Private(
-        f"{_OPS}.script_ops:FuncRegistry.__call__", "self, token, device, args"
+    *_methods(
+        f"{_OPS}.script_ops:FuncRegistry", __call__="token, device, args"
     ),
     Private(f"{_EAGER}.context:context", ""),
     Private(
@@ -175,17 +175,14 @@ READ = (
         "config_proto_serialized, executor_type",
     ),
     Private(f"{_FRAMEWORK}.config:is_op_determinism_enabled", ""),
-    Private(
-        f"{CONTEXT}.configure_collective_ops",
-        "self, collective_leader, scoped_allocator_enabled_ops, "
-        "use_nccl_communication, device_filters",
-    ),
-    Private(
-        f"{CONTEXT}.configure_coordination_service",
-        "self, service_type, service_leader, enable_health_check, "
-        "cluster_register_timeout_in_ms, heartbeat_timeout_in_ms, "
-        "shutdown_barrier_timeout_in_ms, coordinated_jobs, "
-        "allow_new_incarnation_to_reconnect",
+    *_methods(
+        CONTEXT,
+        configure_collective_ops="collective_leader, "
+        "scoped_allocator_enabled_ops, use_nccl_communication, device_filters",
+        configure_coordination_service="service_type, service_leader, "
+        "enable_health_check, cluster_register_timeout_in_ms, "
+        "heartbeat_timeout_in_ms, shutdown_barrier_timeout_in_ms, "
+        "coordinated_jobs, allow_new_incarnation_to_reconnect",
     ),
     Private(
         "tensorflow.python.client.device_lib:list_local_devices",
