@@ -49,7 +49,7 @@ def is_sparse(leaf: Any) -> bool:
 
 def weighted(leaf: Any, weight: tf.Tensor | None) -> Any:
     """Returns a leaf times a scalar, or zeros for 0 or `False`, also of NaN."""
-    if weight is None:
+    if leaf is None or weight is None:
         return leaf
     if is_sparse(leaf):
         values = weighted(leaf.values, weight)

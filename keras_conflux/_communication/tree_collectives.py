@@ -78,10 +78,6 @@ class ReplicaCollectives:
         leaves = self._leaves("allreduce('mean')", tree, dtypes.REDUCIBLE)
         return self._reduce_leaves(MEAN, tree, leaves, weight)
 
-    def weighted(self, tree: Tree, weight: tf.Tensor | None) -> Tree:
-        """Returns the tree times a weight, without reducing it."""
-        return trees.map_leaves(lambda x: dtypes.weighted(x, weight), tree)
-
     def broadcast(self, tree: Tree, root: int) -> Tree:
         """Returns the tree of replica `root` of all."""
         with tensorflow_tracing.of_rank():

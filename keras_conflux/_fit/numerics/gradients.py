@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import parts_of
+from keras_conflux._communication import dtypes
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics import sparse_gradients
@@ -210,16 +211,16 @@ def _maxima(values: list[Any], sources: list[Any], _: Step) -> list[Any]:
 
     They are scales in float8, which are equal, and largest magnitudes.
     """
-    collectives = replica_collectives()
-    values = collectives.weighted(shaped(values, sources), has_samples())
-    return collectives.all_reduce("max", values)
+    present = has_samples()
+    values = [dtypes.weighted(x, present) for x in shaped(values, sources)]
+    return replica_collectives().all_reduce("max", values)
 
 
 def _weighted(
     grads: list[Any], trained: list[Any] | None, weight: tf.Tensor | None
 ) -> list[Any]:
     """Returns summands of gradients. Gradients of parts are sums already."""
-    found = replica_collectives().weighted(grads, weight)
+    found = [dtypes.weighted(each, weight) for each in grads]
     for i, variable in enumerate(trained or []):
         if grads[i] is not None and state.is_in_parts(variable):
             layout = keras_variables.backing(variable).layout
