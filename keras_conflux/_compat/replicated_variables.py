@@ -116,7 +116,6 @@ class OnRead(OfReplicas, values.SyncOnReadVariable):
 
 class _Sum(values._SyncOnReadSaveable):
     def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
-        del restored_shapes
         (value,) = restored_tensors
         return tf.group(*set_sum(self._sync_on_read_variable, value))
 

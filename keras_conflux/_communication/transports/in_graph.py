@@ -48,7 +48,6 @@ class CpuRing:
         self, tensor: tf.Tensor, index: int, op: Op, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
-        del call
         counter = self._counters[index]
         # It waits for the collective before, and for nothing else: of two
         # reasons to wait Grappler drops one, and later perhaps the other.
@@ -103,7 +102,6 @@ class Nccl:
         self, tensor: tf.Tensor, index: int, op: Op, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
-        del index
         dtype = tensor.dtype
         if dtype == tf.bfloat16:  # the raw op has no kernel for it
             tensor = tf.cast(tensor, tf.float32)
@@ -134,7 +132,6 @@ class NcclBetweenProcesses:
         self, tensor: tf.Tensor, index: int, op: Op, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
-        del call
         dtype = tensor.dtype
         if dtype == tf.int32:  # which TensorFlow keeps on the host
             tensor = tf.cast(tensor, tf.int64)

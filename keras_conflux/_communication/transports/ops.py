@@ -46,7 +46,6 @@ class Op:
 
     def finish(self, reduced: tf.Tensor, count: int) -> tf.Tensor:
         """Returns the result. The count is 1 for weighted replicas."""
-        del count
         return reduced
 
     def gradient(

@@ -59,7 +59,6 @@ class XlaNccl:
         self, tensor: tf.Tensor, index: int, op: Op, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
-        del call
         if not self.in_order:
             return self._reduced(tensor, index, op)
         # An entry of the previous result travels along. It is kept in a

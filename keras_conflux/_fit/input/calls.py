@@ -161,12 +161,10 @@ class FitObserver:
 
     def fit(self, call: KerasCall, run: Callable[[], Any]) -> Any:
         """Returns the result of a call of `fit`."""
-        del call
         return run()
 
     def follow(self, iterator: Any, make: Callable[[], None]) -> EpochObserver:
         """Has Keras make an epoch iterator, and returns its observer."""
-        del iterator
         make()
         return EpochObserver()
 
