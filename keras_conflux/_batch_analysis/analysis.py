@@ -253,14 +253,11 @@ class _GraphReader:
         if self._is_reading:
             return self
         self._is_reading = True
-        operations = self._graph.get_operations()
-        while self._position < len(operations):
-            operation = operations[self._position]
+        for operation in self._graph.get_operations()[self._position :]:
             self._position += 1
-            for tensor, kind in zip(
-                operation.outputs, self._of_outputs(operation), strict=False
-            ):
-                self._kinds[tensor.name] = kind
+            names = [tensor.name for tensor in operation.outputs]
+            kinds = self._of_outputs(operation)
+            self._kinds |= zip(names, kinds, strict=False)
         self._is_reading = False
         return self
 

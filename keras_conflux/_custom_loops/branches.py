@@ -59,8 +59,7 @@ class _Walk:
             if operation.type == "Placeholder":
                 continue
             outputs = self._outputs(operation, inputs)
-            for tensor, same in zip(operation.outputs, outputs, strict=False):
-                equal[id(tensor)] = same
+            equal |= zip(map(id, operation.outputs), outputs, strict=False)
         return equal
 
     def _outputs(self, operation: Any, inputs: list[bool]) -> list[bool]:
@@ -91,11 +90,8 @@ class _Walk:
 
     def _of_body(self, body: Any, inputs: list[bool]) -> list[bool]:
         """Returns whether the outputs of a function are equal."""
-        equal = {
-            id(x): is_equal
-            for x, is_equal in zip(body.inputs, inputs, strict=False)
-        }
-        equal = self.over(body.get_operations(), equal)
+        given = dict(zip(map(id, body.inputs), inputs, strict=False))
+        equal = self.over(body.get_operations(), given)
         return [equal.get(id(x), False) for x in body.outputs]
 
     def _of_loop(

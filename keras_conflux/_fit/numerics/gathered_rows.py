@@ -112,8 +112,7 @@ def gathered(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
         for source in sources
         if id(source) not in known or known[id(source)].all.graph is not here
     ]
-    for source, rows in zip(new, _gathered_now(new, step), strict=True):
-        known[id(source)] = rows
+    known |= zip(map(id, new), _gathered_now(new, step), strict=True)
     return [known[id(source)] for source in sources]
 
 
