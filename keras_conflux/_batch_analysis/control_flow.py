@@ -134,12 +134,7 @@ def _followed(
         found = _of_body(_body(operation, "body"), kinds, kinds_of)
         if found is None:
             return None
-        found = [
-            _written(tensor, a, b)
-            if tensor.dtype == tf.variant
-            else _either(a, b)
-            for tensor, a, b in zip(operation.inputs, kinds, found, strict=True)
-        ]
+        found = [*map(_written, operation.inputs, kinds, found)]
         if found == kinds:
             return kinds
         kinds = found
@@ -189,13 +184,13 @@ def _either(one: Kind, other: Kind) -> Kind:
     return DERIVED
 
 
-def _written(list_before: tf.Tensor, old: Kind, new: Kind) -> Kind:
-    """Returns the kind of a list to which something is written.
+def _written(before: tf.Tensor, old: Kind, new: Kind) -> Kind:
+    """Returns the kind of a value, or of a list to which something is written.
 
     A list that is an argument of a loop's body is taken for one that has no
     elements yet; those that have are found where they go into the loop.
     """
-    is_empty = list_before.op.type in _EMPTY
+    is_empty = before.dtype == tf.variant and before.op.type in _EMPTY
     return new if old == EQUAL and is_empty else _either(old, new)
 
 
