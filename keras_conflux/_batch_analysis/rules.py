@@ -17,7 +17,6 @@ from keras_conflux._batch_analysis import slices
 from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import OPAQUE
 from keras_conflux._batch_analysis.kinds import Kind
-from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs.effects import HARMLESS
 from keras_conflux._graphs.effects import Effect
@@ -70,7 +69,7 @@ def _keeps_equal(operation: tf.Operation) -> bool:
     return not effect_of(operation) & refused
 
 
-RULES: dict[str, tuple[Rule, ...]] = {
+RULES: dict[str, tuple[rule.Rule, ...]] = {
     **(elementwise.RULES | reductions.RULES | shapes.RULES | slices.RULES),
     **(layouts.RULES | products.RULES | per_sample.RULES | drawn.RULES),
     **control_flow.RULES,

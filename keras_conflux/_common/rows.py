@@ -6,12 +6,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._common import trees
-from keras_conflux._common.trees import Tree
 
 
 def shard_of(
-    batch: Tree, index: Any, count: int, at_least_one: bool = False
-) -> Tree:
+    batch: trees.Tree, index: Any, count: int, at_least_one: bool = False
+) -> trees.Tree:
     """Returns the shard of a batch that replica `index` of `count` gets.
 
     The index may be a tensor. `at_least_one` gives a part without rows one.
@@ -30,7 +29,7 @@ def shard_of(
     return trees.map_leaves(shard, batch)
 
 
-def sample_counts(batch: Tree) -> dict[str, int]:
+def sample_counts(batch: trees.Tree) -> dict[str, int]:
     """Returns the number of samples of each leaf that has any, by its path."""
     return {
         path: int(length_of(leaf))
@@ -39,7 +38,7 @@ def sample_counts(batch: Tree) -> dict[str, int]:
     }
 
 
-def sample_count(batch: Tree, shards: int | None = None) -> int:
+def sample_count(batch: trees.Tree, shards: int | None = None) -> int:
     """Returns the number of samples of a batch, in which scalars do not count.
 
     Leaves may have different numbers if so many shards divide all of them
@@ -121,7 +120,7 @@ def length_of(leaf: Any) -> Any:
     return tf.shape(leaf, tf.int64)[0] if static is None else static
 
 
-def assert_has_samples(batch: Tree) -> None:
+def assert_has_samples(batch: trees.Tree) -> None:
     """Raises unless all leaves are arrays of the same number of samples."""
     for path, leaf in trees.with_paths(batch):
         if leaf is not None and len(getattr(leaf, "shape", ())) == 0:

@@ -14,7 +14,6 @@ from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._common import arguments
 from keras_conflux._common import errors
 from keras_conflux._common import trees
-from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
@@ -103,7 +102,7 @@ def replica() -> Replica:
     if of_whole_batch is not None:
         return Replica(0, 1, of_whole_batch.devices[0])
     if not in_replica():
-        raise StrategyError(
+        raise errors.StrategyError(
             "`replica()` is known only while replicas run. Call it inside a "
             "`withdevices` function, `strategy.run`, or a `train_step`."
         )
@@ -510,7 +509,7 @@ def _strategy(
     chosen: Callable[[], set[tuple[Device, ...]]], arguments: Tree
 ) -> ReplicatedStrategy:
     if in_replica():
-        raise StrategyError(
+        raise errors.StrategyError(
             "A `withdevices` function was called inside another. The inner "
             "one already runs on every device: call the plain function."
         )
@@ -520,7 +519,7 @@ def _strategy(
         if isinstance(leaf, Replicas)
     }
     if len(found) > 1:
-        raise StrategyError(
+        raise errors.StrategyError(
             "The arguments of one call must be on the same devices. Received "
             f"Replicas on {' and on '.join(', '.join(d) for d in found)}."
         )

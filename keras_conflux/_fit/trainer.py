@@ -23,7 +23,6 @@ from keras_conflux._compat import replicated_extended
 from keras_conflux._fit import first_process
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import calls
-from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import use_plan
 from keras_conflux._fit.input.measurements import Measurements
@@ -66,11 +65,11 @@ def resolve_auto_jit_compile(original: Callable, model: Any) -> bool:
 
 def fit(*args: Any, **kwargs: Any) -> Any:
     """Runs many steps per execution, if no callback minds."""
-    call = KerasCall("fit", *args, **kwargs)
+    call = calls.KerasCall("fit", *args, **kwargs)
     return calls.observers[-1].fit(call, lambda: _fit(call))
 
 
-def _fit(call: KerasCall) -> Any:
+def _fit(call: calls.KerasCall) -> Any:
     call.callbacks = calls.with_log_sources_first(call.callbacks)
     plan, history = _run(call)
     if plan is None:
@@ -88,10 +87,10 @@ def _fit(call: KerasCall) -> Any:
 
 def run(*call: Any, **kwargs: Any) -> Any:
     """Runs `evaluate` or `predict`, in its executions. See `KerasCall`."""
-    return _run(KerasCall(*call, **kwargs))[1]
+    return _run(calls.KerasCall(*call, **kwargs))[1]
 
 
-def _run(call: KerasCall) -> tuple[ExecutionPlan | None, Any]:
+def _run(call: calls.KerasCall) -> tuple[ExecutionPlan | None, Any]:
     """Runs a call, which all processes begin and end with each other.
 
     There is no plan for a model without replicas.

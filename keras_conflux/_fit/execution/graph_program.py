@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.contexts import having
-from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.execution.traced_program import StepPrograms
@@ -22,14 +21,14 @@ from keras_conflux._replication.steps import Place
 class GraphProgram(StepPrograms):
     """Runs a step for one batch after another, of any sizes."""
 
-    def __call__(self, batches: Iterable[Batch]) -> Tree:
+    def __call__(self, batches: Iterable[Batch]) -> trees.Tree:
         """Runs a step per batch and returns the last one's result."""
         result = None
         for batch in batches:
             result = self._run(batch)
         return result
 
-    def _run(self, batch: Batch) -> Tree:
+    def _run(self, batch: Batch) -> trees.Tree:
         trace = functools.partial(self._trace, batch)
         # Shards of known sizes may be new to one process alone.
         is_common = not batch.sizes_are_known
@@ -42,7 +41,7 @@ class GraphProgram(StepPrograms):
         specs = [trees.present(spec) for spec in batch.specs]
         known = batch.sizes if batch.sizes_are_known else None
 
-        def packed(shards: list[list[Any]], sizes: tf.Tensor) -> Tree:
+        def packed(shards: list[list[Any]], sizes: tf.Tensor) -> trees.Tree:
             noting = tensorflow_tracing.noting_new_variables()
             with noting as made, having(self._step, made=made):
                 filled = map(trees.refill, batch.specs, shards)
@@ -58,10 +57,10 @@ class GraphProgram(StepPrograms):
 
     def _all_replicas(
         self,
-        shards: list[Tree],
+        shards: list[trees.Tree],
         sizes: tf.Tensor,
         known: tuple[int, ...] | None = None,
-    ) -> Tree:
+    ) -> trees.Tree:
         count, first = self._communicator.size, self._communicator.rank(0)
         own = slice(first, first + len(shards))  # this process' replicas
         numbers: list[Any] = tf.unstack(sizes, count)
@@ -69,7 +68,7 @@ class GraphProgram(StepPrograms):
         each = [None] * len(shards) if known else numbers[own]
         fractions = batch_fractions(known or numbers)[own]
         places = _places(sizes, count)[own]
-        outputs: dict[int, Tree] = {}
+        outputs: dict[int, trees.Tree] = {}
 
         @sums.adds_up
         @tf.autograph.experimental.do_not_convert

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from keras_conflux._common import rows
 from keras_conflux._common import trees
-from keras_conflux._common.trees import Tree
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._compat.tensorflow_internals import replica_index
@@ -26,7 +25,6 @@ from keras_conflux._replication import combinations
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 
 
@@ -108,12 +106,12 @@ def run_in_turns(
     name: str,
     count: int,
     trace: Callable,
-    shard: Tree,
+    shard: trees.Tree,
     fraction: Any,
     place: Callable[[], Place],
     size: Any,
-    compiled: CompiledStep | None = None,
-) -> Tree:
+    compiled: steps.CompiledStep | None = None,
+) -> trees.Tree:
     """Runs a replica's step, which `trace` traces for a turn, in turns.
 
     See `ReplicaStep.on_replica`.
@@ -128,7 +126,7 @@ def run_in_turns(
         arguments = _Uneven(count, leaves, place(), size)
     else:
         arguments = _Even(count, leaves, compiled, turns.size)
-    structures: list[Tree] = []
+    structures: list[trees.Tree] = []
     index, communicator = replica_index(), strategy.communicator
     before = communicator.called(index)
 
@@ -180,7 +178,7 @@ class _Even:
         self,
         count: int,
         leaves: Sequence[Any],
-        compiled: CompiledStep,
+        compiled: steps.CompiledStep,
         everywhere: int,
     ) -> None:
         self._everywhere = everywhere
@@ -189,7 +187,7 @@ class _Even:
         shapes = compiled.shapes
         if shapes is not None:
             shapes = [[x[0] // count, *x[1:]] if len(x) else x for x in shapes]
-        self.compiled = CompiledStep(shapes, compiled.rank)
+        self.compiled = steps.CompiledStep(shapes, compiled.rank)
         self.signature = [tf.TensorSpec([], tf.int32)]
 
     def __call__(self, number: tf.Tensor) -> list[tf.Tensor]:
@@ -205,7 +203,7 @@ class _Even:
         return fraction, lambda: Place(1, tf.cast(rank, tf.uint64), count), None
 
 
-def _rank(compiled: CompiledStep) -> Any:
+def _rank(compiled: steps.CompiledStep) -> Any:
     with steps.entered(steps.Step("turns", compiled=compiled)):
         return rank_as_tensor()
 
@@ -233,7 +231,7 @@ class _Uneven:
         self._leaves = leaves
         self._place = place
         self._size = tf.cast(place.own if size is None else size, tf.int64)
-        self._first = tf.cast(_rank(CompiledStep()), tf.int32) * count
+        self._first = tf.cast(_rank(steps.CompiledStep()), tf.int32) * count
         self._float = batch_fractions([1])[0].dtype
         place_of = (tf.uint64,) * 3
         self.signature = [

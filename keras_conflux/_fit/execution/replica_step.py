@@ -35,8 +35,6 @@ from keras_conflux._replication import common_state
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication import sums
-from keras_conflux._replication.common_program import CommonProgram
-from keras_conflux._replication.steps import Step
 
 
 class ReplicaStep:
@@ -66,8 +64,8 @@ class ReplicaStep:
         """Held by the thread that traces the step. Others may ask at once, as
         when each replica of another model wants predictions."""
         self._model = model
-        self._steps: dict[int, Step] = {}
-        self._programs: dict[int, CommonProgram] = {}
+        self._steps: dict[int, steps.Step] = {}
+        self._programs: dict[int, common_program.CommonProgram] = {}
         """The traces of this process' replicas."""
         self._plain_variables: list[tuple[Any, bool]] = []
         """The variables that the last trace reads and the model does not know,
@@ -77,7 +75,7 @@ class ReplicaStep:
         self._warned: set[str] = set()
         self._drawn_by_sample: frozenset[int] = frozenset()
 
-    def _run(self, shard: Tree, step: Step) -> Tree:
+    def _run(self, shard: Tree, step: steps.Step) -> Tree:
         """Runs the step of the model in a replica."""
         raise NotImplementedError
 
@@ -106,7 +104,7 @@ class ReplicaStep:
         """
         model = self._model
         fraction = tf.identity(fraction)  # a tensor of the step's own graph
-        step = Step(
+        step = steps.Step(
             self.name,
             warned=self._warned,
             compiled=compiled,
@@ -132,7 +130,7 @@ class ReplicaStep:
         self._steps[replica_index()] = step
         with steps.entered(step):
             Draws.of(step).by_sample = self._drawn_by_sample
-            program = CommonProgram(shard)
+            program = common_program.CommonProgram(shard)
             output = self._run(shard, step)
             program.close()
             self._programs[replica_index()] = program
@@ -201,7 +199,7 @@ class ReplicaStep:
                 self._model, self.identity, self._common_variables
             )
 
-    def _exits(self, step: Step) -> list[Exit]:
+    def _exits(self, step: steps.Step) -> list[Exit]:
         """Returns the ways out of a step, in the order in which they end."""
         exits = (Gradients, self.returns, Writes, Choices, Draws)
         return [each.of(step) for each in exits]
@@ -217,7 +215,7 @@ class TrainOrTestStep(ReplicaStep):
         self.identity += f": {getattr(step, '__name__', '')}"
         self._of_model = tensorflow_tracing.inlined(step)
 
-    def _run(self, shard: Tree, step: Step) -> Tree:
+    def _run(self, shard: Tree, step: steps.Step) -> Tree:
         with Logs.of(step).noting_results():
             return self._of_model(shard)
 
@@ -233,6 +231,6 @@ class PredictStep(ReplicaStep):
         super().__init__(model, lambda batch: model.predict_step(batch))
         self._is_local = is_local
 
-    def _run(self, shard: Tree, step: Step) -> Tree:
+    def _run(self, shard: Tree, step: steps.Step) -> Tree:
         Predictions.of(step).is_local = self._is_local
         return self._model.predict_step(shard)

@@ -20,7 +20,6 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import errors
 from keras_conflux._common import trees
 from keras_conflux._common.notices import tell
-from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_models
@@ -77,7 +76,7 @@ class StepExecutor:
         self._compiled: set[Any] = set()
         self._steps_as_graph: collections.Counter[Any] = collections.Counter()
 
-    def __call__(self, group: StepGroup) -> Tree:
+    def __call__(self, group: StepGroup) -> trees.Tree:
         name = self._name
         keeps = self._step.runs_in_turns and not self._plan.eager
         with (
@@ -119,12 +118,12 @@ class StepExecutor:
         """Returns what all processes hold alike between executions."""
         return [] if self._plan.eager else state.variables_of(self._model)
 
-    def _run_eagerly(self, batch: Batch) -> Tree:
+    def _run_eagerly(self, batch: Batch) -> trees.Tree:
         """Runs the step once, as one device does, on the whole batch."""
         (leaves,) = batch.shards
         data = trees.refill(batch.specs[0], leaves)
 
-        def run() -> Tree:
+        def run() -> trees.Tree:
             with (
                 on_whole_batch(self._strategy),
                 tf.device(self._strategy.devices[0]),
@@ -133,7 +132,7 @@ class StepExecutor:
 
         return outside_of_strategies(run)
 
-    def _run_with_retracing(self, batch: Batch, limit: int) -> Tree:
+    def _run_with_retracing(self, batch: Batch, limit: int) -> trees.Tree:
         """Runs a step, traced again until nothing speaks against a trace."""
         needs = self._needs_sizes
         while True:
@@ -190,7 +189,7 @@ class StepExecutor:
                 "`keras_conflux.allgather(x)`."
             )
 
-    def _run(self, batch: Batch, limit: int) -> Tree:
+    def _run(self, batch: Batch, limit: int) -> trees.Tree:
         if not isinstance(batch, StackedBatch):
             return self._graph(batch)
         shape = batch.shape

@@ -16,7 +16,6 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._compat.tensorflow_tracing import Grappler
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._replication import lost_values
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -59,11 +58,11 @@ class TracedProgram:
         self._communicator = communicator
         self._watchdog = watchdog
         self._staleness = Staleness()
-        leaves_out = Grappler.NOTHING
+        leaves_out = tensorflow_tracing.Grappler.NOTHING
         if compiled:
-            leaves_out = Grappler.ALL
+            leaves_out = tensorflow_tracing.Grappler.ALL
         elif communicator.size > 1:  # copies stay equal bit by bit
-            leaves_out = Grappler.ORDERS
+            leaves_out = tensorflow_tracing.Grappler.ORDERS
         try:
             with communicator.tracing() as trace:
                 self._run = tensorflow_tracing.concrete_function(

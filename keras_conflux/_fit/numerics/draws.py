@@ -26,7 +26,6 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_internals import replica_index
 from keras_conflux._fit.numerics import drawn_rows
 from keras_conflux._fit.numerics import random_operations
-from keras_conflux._fit.numerics.drawn_rows import DrawnRows
 from keras_conflux._fit.numerics.drawn_rows import OfConstant
 from keras_conflux._fit.numerics.drawn_rows import sizes_of
 from keras_conflux._fit.numerics.exit import Exit
@@ -48,7 +47,7 @@ class Draws(Exit):
         super().__init__(step)
         self._takes_rows: bool | None = None
         """Whether `keras.random`, if it draws, draws rows by a seed."""
-        self.rows: DrawnRows | None = None
+        self.rows: drawn_rows.DrawnRows | None = None
         """The rows that operations draw in place of a whole shape."""
         self.by_sample: frozenset[int] = frozenset()
         """The multiples of the samples' number that are rows of each, by their
@@ -86,7 +85,7 @@ class Draws(Exit):
         function: functools.partial,
         shape: Any,
         parameters: Sequence[Any] | None,
-        of_rows: Callable[[DrawnRows], tf.Tensor] | None,
+        of_rows: Callable[[drawn_rows.DrawnRows], tf.Tensor] | None,
     ) -> Any:
         """Draws the numbers of one device, as far as the graph shows them.
 
@@ -219,7 +218,7 @@ def whole(original: Callable, *args: Any, **kwargs: Any) -> Any:
         given["logits"] = tf.convert_to_tensor(given["logits"])
         shape = [sizes_of(tf.shape(given["logits"]))[0], given["num_samples"]]
 
-    def of_rows(rows: DrawnRows) -> tf.Tensor:
+    def of_rows(rows: drawn_rows.DrawnRows) -> tf.Tensor:
         if "shape" not in given and rows.axis:  # all by the same logits
             count = {"num_samples": rows.whole[1]}
             return rows.taken(original(**given | count))
@@ -250,7 +249,7 @@ def _draw(
     given: dict[str, Any],
     shape: Any,
     parameters: Sequence[Any] | None,
-    of_rows: Callable[[DrawnRows], tf.Tensor] | None = None,
+    of_rows: Callable[[drawn_rows.DrawnRows], tf.Tensor] | None = None,
 ) -> Any:
     """Draws as `Draws` does in a step, and else as Keras."""
     draws = _draws()

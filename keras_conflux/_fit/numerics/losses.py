@@ -24,7 +24,6 @@ from keras_conflux._fit.numerics.returns import Logs
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
@@ -128,7 +127,7 @@ def apply_mask(
     return corrected
 
 
-def _of_all(own: tf.Tensor, fraction: tf.Tensor, step: Step) -> tf.Tensor:
+def _of_all(own: tf.Tensor, fraction: tf.Tensor, step: steps.Step) -> tf.Tensor:
     """Returns the sum over replicas that have samples."""
     own = tf.where(fraction > 0, own, 0)
     total = replica_collectives().all_reduce("sum", own)
@@ -136,7 +135,7 @@ def _of_all(own: tf.Tensor, fraction: tf.Tensor, step: Step) -> tf.Tensor:
     return total
 
 
-def _are_of_samples(values: tf.Tensor, step: Step) -> bool:
+def _are_of_samples(values: tf.Tensor, step: steps.Step) -> bool:
     """Whether values are, as far as one knows, one device's for its samples."""
     kind = kind_by_trial(values, step.kinds)
     if kind.role is Role.OPAQUE:
@@ -152,7 +151,7 @@ def _replicas() -> int:
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
-def _step() -> Step | None:
+def _step() -> steps.Step | None:
     step = steps.current_fit_step()
     return step if step is not None and in_replica() else None
 
@@ -177,7 +176,7 @@ def update_mean(
 
 
 def _taken_for(
-    kind: Kind, value: tf.Tensor, metric: Any, step: Step
+    kind: Kind, value: tf.Tensor, metric: Any, step: steps.Step
 ) -> tf.Tensor:
     """Returns a value of a known kind: if need be, that it is taken for."""
     role = kind_by_trial(value, step.kinds).role

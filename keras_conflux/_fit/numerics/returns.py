@@ -17,7 +17,6 @@ from keras_conflux._batch_analysis import rows as kind_of_rows
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import rows
 from keras_conflux._common import trees
-from keras_conflux._common.trees import Tree
 from keras_conflux._communication import dtypes
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics.exit import Exit
@@ -120,7 +119,7 @@ class Logs(_Returns):
             for key, each in value.items()
         )
 
-    def end(self, output: Tree) -> Tree:
+    def end(self, output: trees.Tree) -> trees.Tree:
         """Computes the results of a step from the samples of all replicas.
 
         See `Exit`.
@@ -193,7 +192,7 @@ class Predictions(_Returns):
     is_local = False
     """Whether a process keeps the outputs of its own part alone."""
 
-    def end(self, output: Tree) -> Tree:
+    def end(self, output: trees.Tree) -> trees.Tree:
         """Gives each process the outputs that it wants. See `Exit`."""
         found = [
             ("first", leaf) if leaf is None else self._of_one_device(path, leaf)

@@ -27,11 +27,9 @@ from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceAgain
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.global_values import global_values
-from keras_conflux._fit.numerics.late_writes import is_counter
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import replica_collectives
-from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import is_replicated
 
 _Values = list[tf.Tensor]
@@ -44,7 +42,7 @@ def assign(original: Callable, variable: Any, value: Any) -> Any:
         value = writes.to_write(variable, value)
     elif step is not None and step.is_updating:
         Writes.of(step).note_copies(variable)  # or is noted, as a constraint's
-    elif step is not None and is_counter(variable):
+    elif step is not None and late_writes.is_counter(variable):
         value = late_writes.of_rows(variable, value, step)
     return original(variable, value)
 
@@ -79,7 +77,7 @@ class Writes(Exit):
     These are weights or others, such as a learning rate or a metric's counts.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: steps.Step) -> None:
         super().__init__(step)
         self._all: dict[int, keras.Variable] = {}
         self._times: collections.Counter[int] = collections.Counter()
@@ -119,7 +117,7 @@ class Writes(Exit):
         together = Choices.of(self.step).come_together()
         self._note(variable, value)
         self.step.kinds.notice(tf.compat.v1.get_default_graph())
-        if is_counter(variable):
+        if late_writes.is_counter(variable):
             return late_writes.own_share(variable, value, self.step, together)
         if self._is_of_package:
             return value
@@ -200,9 +198,9 @@ class Writes(Exit):
             for variable in self._by_program.values()
             if is_replicated(keras_variables.backing(variable))
         ]
-        self._warn_of_counters([*filter(is_counter, replicated)])
+        self._warn_of_counters([*filter(late_writes.is_counter, replicated)])
         unclear: list[keras.Variable] = []
-        for weight in itertools.filterfalse(is_counter, replicated):
+        for weight in itertools.filterfalse(late_writes.is_counter, replicated):
             values, traced_here = self._values(weight)
             if self._are_equal(values, traced_here):
                 continue
@@ -283,7 +281,7 @@ class Writes(Exit):
             weight.assign(value)
 
 
-def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
+def _exchanged(variable: keras.Variable, value: Any, step: steps.Step) -> Any:
     """Returns the value that one device would write, if it is shown here."""
     value = keras_variables.as_tensor(value, variable.dtype)
     if step.kinds.of(value) == EQUAL:
@@ -298,7 +296,7 @@ def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
     return found
 
 
-def _warn_of_weight(step: Step, weight: keras.Variable) -> None:
+def _warn_of_weight(step: steps.Step, weight: keras.Variable) -> None:
     step.warn_once(
         f"weight {weight.path}",
         f"the graph does not show how {weight.path}, which the step sets, is "
@@ -309,7 +307,7 @@ def _warn_of_weight(step: Step, weight: keras.Variable) -> None:
     )
 
 
-def _warn_of_inner_write(step: Step, weight: keras.Variable) -> None:
+def _warn_of_inner_write(step: steps.Step, weight: keras.Variable) -> None:
     step.warn_once(
         f"weight {weight.path}",
         f"the step writes {weight.path} in a loop, or in a branch that each "
