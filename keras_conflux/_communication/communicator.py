@@ -89,11 +89,10 @@ def _new_group_key(devices: tuple[Device, ...]) -> int:
     return _FIRST_GROUP_KEY + 2 * (zlib.crc32(text.encode()) % (1 << 28))
 
 
-def _least_capability(devices: tuple[Device, ...]) -> tuple[int, int] | None:
-    """Returns the lowest compute capability, if all devices are CUDA GPUs."""
-    found = [compute_capability(device) for device in devices]
-    known = [each for each in found if each is not None]
-    return min(known) if len(known) == len(found) else None
+def _least(capabilities: Any) -> tuple[int, ...] | None:
+    """Returns the lowest compute capability, if all devices have one."""
+    found = [*capabilities]
+    return min(map(tuple, found)) if all(found) else None
 
 
 class OneReplica:
@@ -130,13 +129,9 @@ class Communicator:
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)
         self.on_gpu = self.devices[0].kind == "GPU"
-        capabilities = all_gather_json(
-            f"a strategy over {', '.join(self.devices)}",
-            _least_capability(self.devices),
-        )
-        self.compute_capability = (
-            min(map(tuple, capabilities)) if all(capabilities) else None
-        )
+        what = f"a strategy over {', '.join(self.devices)}"
+        own = _least(map(compute_capability, self.devices))
+        self.compute_capability = _least(all_gather_json(what, own))
         """The lowest of all devices, as `(9, 0)`, if all are CUDA GPUs."""
         if self.on_gpu and self.spans_processes and self.size > 2:
             warn(
