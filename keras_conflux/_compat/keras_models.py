@@ -209,6 +209,11 @@ def runs_eagerly(model: keras.Model) -> bool:
     return bool(model.run_eagerly or tf.config.functions_run_eagerly())
 
 
+def is_compiled(model: keras.Model) -> bool:
+    """Whether XLA is to compile the steps of a model."""
+    return bool(model.jit_compile and not runs_eagerly(model))
+
+
 def initial_epoch(model: keras.Model) -> int | None:
     """Returns the epoch that a callback has asked `fit` to begin with."""
     return model._initial_epoch

@@ -110,11 +110,8 @@ class ExecutionPlan:
 
 def compiles(model: keras.Model, strategy: ReplicatedStrategy) -> bool:
     """Whether XLA compiles the steps of a model's replicas."""
-    return bool(
-        model.jit_compile
-        and not keras_models.runs_eagerly(model)
-        and strategy.communicator.supports_xla
-    )
+    supports_xla = strategy.communicator.supports_xla
+    return supports_xla and keras_models.is_compiled(model)
 
 
 def _runs_on_whole_batches(

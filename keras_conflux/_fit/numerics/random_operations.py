@@ -132,11 +132,7 @@ def are_by_xla() -> bool:
         return True
     step = steps.current_fit_step()
     model = None if step is None else step.model
-    return (
-        model is not None
-        and model.jit_compile
-        and not keras_models.runs_eagerly(model)
-    )
+    return model is not None and keras_models.is_compiled(model)
 
 
 def in_xla() -> bool:
