@@ -12,6 +12,7 @@ import shutil
 import signal
 import time
 import warnings
+from contextlib import nullcontext
 
 import forked
 import keras
@@ -383,6 +384,55 @@ def test_other_settings_of_compile_are_named(tmp_path, recwarn):
         assert trained(adam(0.5, beta_1=0.8), mse, 3) < 0.1
     with pytest.warns(kc.ConfluxWarning, match="loss was 'Mean.* and is 'mae'"):
         trained(adam(0.5, beta_1=0.8), "mae", 4)
+
+
+@pytest.mark.parametrize("size", [14, 16])
+def test_another_batch_size_is_refused(tmp_path, size):
+    def trained(size, epochs):
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        resume = kc.Resume(tmp_path)
+        model.fit(X, Y, size, epochs, verbose=0, callbacks=[resume])
+
+    trained(14, 1)
+    with (
+        nullcontext()
+        if size == 14
+        else pytest.raises(ValueError, match="size: 14, now 16")
+    ):
+        trained(size, 2)
+
+
+@pytest.mark.parametrize("name", ["mae", "mape"])
+def test_other_metrics_are_named(tmp_path, name):
+    def trained(metric, epochs):
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[metric, keras.metrics.R2Score()])
+        resume = kc.Resume(tmp_path)
+        model.fit(X, Y, BATCH, epochs, verbose=0, callbacks=[resume])
+
+    trained("mae", 1)
+    _, named = named_settings(lambda: trained(name, 2))
+    assert named == [[("metrics.0", "'mae'", "'mape'")]] * (name == "mape")
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_other_layers_that_a_loop_trains_are_named(tmp_path, is_frozen):
+    def built():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    model = built()
+    model.layers[0].trainable = not is_frozen
+    kc.save(model, tmp_path, step=1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        kc.load(built(), tmp_path)
+    assert ["of ['dense" in str(each.message) for each in said] == (
+        [True] * is_frozen
+    )
 
 
 class Slower(keras.optimizers.schedules.LearningRateSchedule):

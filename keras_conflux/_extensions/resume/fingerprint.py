@@ -19,6 +19,7 @@ from keras_conflux._compat import keras_iterators
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.compat import compiled_parts
 
 _ENTRIES = 4096
 """How many entries of a tensor are read at most."""
@@ -37,6 +38,7 @@ def of_data(iterator: Any) -> dict[str, Any]:
             "Python" if keras_iterators.has_python_source(iterator) else "",
             str(keras_iterators.batch_spec(iterator)),
             iterator.num_batches,
+            iterator.data_adapter.batch_size,
         ],
         "steps_per_execution": iterator.steps_per_execution,
         "versions": f"Keras {keras.__version__}, TensorFlow {tf.__version__}",
@@ -65,8 +67,8 @@ def own_part(saved: Saved) -> dict[str, Any]:
 def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
     """Raises if a checkpoint was saved with other data than `of_data`'s."""
     there = own_part(saved)["data"]
-    names = "kind of data", "shapes of batches", "batches in an epoch"
-    pairs = zip(names, there["data"], here["data"], strict=True)
+    names = "kind of data", "shapes of batches", "batches in an epoch", "size"
+    pairs = zip(names, there["data"], here["data"], strict=False)
     changed = [f"{name}: {a!r}, now {b!r}" for name, a, b in pairs if a != b]
     if changed:
         raise ValueError(
@@ -105,6 +107,14 @@ def of_compile(model: keras.Model) -> dict[str, Any]:
     return {k: v for k, v in found.items() if not k.endswith(".name")}
 
 
+def of_metrics(model: keras.Model) -> dict[str, str]:
+    """Returns the names of metrics that are built, as more settings."""
+    names = [each.name for each in compiled_parts.metrics_of(model)]
+    # They may have the number of the metric in this process.
+    named = [re.sub(r"_\d+$", "", name) for name in names]
+    return {f"metrics.{i}": name for i, name in enumerate(named)}
+
+
 def _described(value: Any) -> Any:
     name = getattr(value, "__name__", type(value).__name__)
     if isinstance(value, Mapping):  # as Keras holds it
@@ -120,6 +130,8 @@ def name_changed_settings(saved: Saved, here: dict[str, Any]) -> None:
     there = saved.state.get("compiled", {})
     # Of some optimizers, such as in older checkpoints, nothing is known.
     known = {path.split(".")[0] for path in there}
+    if not any(path.startswith("metrics.") for path in here):
+        known.discard("metrics")
     changed = [
         f"{path} was {_text(there.get(path))} and is {_text(here.get(path))}"
         for path in sorted(there.keys() | here.keys())
@@ -127,10 +139,11 @@ def name_changed_settings(saved: Saved, here: dict[str, Any]) -> None:
     ]
     if changed:
         warn(
-            "The optimizers or losses are not set as when the checkpoint "
-            f"{saved.path} was saved: {'; '.join(changed)}. A learning rate "
-            "that is a number goes on from the checkpoint; all else is now as "
-            "the program says. If that is not meant, set them as before."
+            "The optimizers, losses or metrics are not set as when the "
+            f"checkpoint {saved.path} was saved: {'; '.join(changed)}. A "
+            "learning rate that is a number goes on from the checkpoint; all "
+            "else is now as the program says. If that is not meant, set them "
+            "as before."
         )
 
 

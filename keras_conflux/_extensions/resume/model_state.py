@@ -138,7 +138,8 @@ def names_of_made(model: keras.Model, before: set[int] | None) -> list[str]:
     """Returns new variables that no build of a model makes, if some are old."""
     if before is None:
         return []
-    old = before | {id(x) for x in compiled_parts.variables_of(model)}
+    metrics = compiled_parts.metrics_of(model)
+    old = before | {id(x) for each in metrics for x in each.variables}
     return [state.name_of(v) for v in beside_weights(model) if id(v) not in old]
 
 

@@ -159,7 +159,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         )  # all that a checkpoint has values for
         model_state.build_optimizer(self._trained, self._saved)
         model_state.assert_same(self._saved, self._trained)
-        fingerprint.name_changed_settings(self._saved, self._compiled)
+        named = fingerprint.of_metrics(self._trained)
+        fingerprint.name_changed_settings(self._saved, self._compiled | named)
         state = self._saved.state
         is_over = self._saved.is_over(self._epochs)
         if not self.position.restore(is_over) and not is_over:
@@ -339,7 +340,7 @@ class ResumableFit(keras.callbacks.CallbackList):
             "validated": self._validated,
             "parts": parts,
             "callbacks": self._states.changed(step),
-            "compiled": self._compiled,
+            "compiled": self._compiled | fingerprint.of_metrics(self._trained),
             "trainable": self._layers.changed(),
         }
         position = self._done + step, self._epoch

@@ -60,10 +60,9 @@ def _parts(model: keras.Model) -> dict[str, Any]:
     return {name: each for name, each in found.items() if each is not None}
 
 
-def variables_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables of the metrics and losses of `compile`."""
-    metrics = [x for each in _parts(model).values() for x in each.metrics]
-    return [variable for each in metrics for variable in each.variables]
+def metrics_of(model: keras.Model) -> list[keras.Metric]:
+    """Returns the metrics and losses of `compile`, if they are built."""
+    return [x for each in _parts(model).values() for x in each.metrics]
 
 
 def _described(tensor: Any) -> str:
