@@ -238,6 +238,7 @@ HOLDING = {
     "an object that it uses": (lambda: using(Patience()), True),
     "an object in a list": (lambda: using([Patience(), 1]), True),
     "a variable": (lambda: keras.Variable(0).assign_add, True),
+    "a variable of texts": (lambda: tf.Variable("a").assign, False),
     "a metric": (lambda: keras.metrics.Mean().update_state, True),
     "an attribute": (lambda: numbered, True),
     "a generator": (lambda: drawing(np.random.default_rng(1)), True),

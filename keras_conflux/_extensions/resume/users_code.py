@@ -67,7 +67,7 @@ class StateOfCode:
             owned = [x for x in value.variables if not self._is_saved(x)]
             return [plain_values.mark(each.numpy()) for each in owned]
         if access := plain_values.access(value):
-            return plain_values.digest(plain_values.State(access[0]()))
+            value = plain_values.State(access[0]())
         if plain_values.is_plain(value):
             return plain_values.mark(value)
         # Where an iterator stands, nobody can tell.
