@@ -50,8 +50,7 @@ def kind_by_trial(tensor: tf.Tensor, kinds: KindInference) -> Kind:
     _show_rows_behind(tensor, kinds)
     kind = kinds.of(tensor)
     if kind.role is Role.OPAQUE and tensor.shape.rank == 0:
-        with contextlib.suppress(NotDerivable):
-            kind = _statistic_by_trial(tensor, kinds) or kind
+        kind = _statistic_by_trial(tensor, kinds) or kind
         if kind.role is not Role.OPAQUE:
             kinds.mark(tensor, kind)
     kinds.tried[id(tensor)] = tensor
@@ -72,13 +71,12 @@ def _show_rows_behind(tensor: tf.Tensor, kinds: KindInference) -> None:
         seen.add(id(each))
         if each.shape.rank and each.shape[0] is None:
             trials += 1
-            rows = None
             with contextlib.suppress(NotDerivable):
                 rows = rows_by_trial(each, kinds)
-            if rows is not None:
-                kinds.mark(each, rows)
-                found = True
-                continue
+                if rows is not None:
+                    kinds.mark(each, rows)
+                    found = True
+                    continue
         waiting.extend(each.op.inputs)
     if found:
         kinds.read_again()
@@ -105,23 +103,15 @@ def rows_by_trial(
 
 
 def _statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
-    """Returns MEAN or TOTAL for a scalar that is found to be one, or `None`.
-
-    It raises `NotDerivable` if it cannot be run.
-    """
+    """Returns MEAN or TOTAL for a scalar that is found to be one, or `None`."""
     for is_deep in (False, True):
-        try:
+        with contextlib.suppress(NotDerivable):
             program = TrialProgram(output, kinds, is_deep=is_deep)
             results = _results(program)
-        except NotDerivable:
-            if is_deep:
-                raise
-            continue
-        if not _have_chosen(program, results):
-            continue
-        for kind in (MEAN, TOTAL):
-            if all(_adds_up(each, kind) for each in results):
-                return kind
+            if _have_chosen(program, results):
+                for kind in (MEAN, TOTAL):
+                    if all(_adds_up(each, kind) for each in results):
+                        return kind
     return None
 
 
