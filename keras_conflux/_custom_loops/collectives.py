@@ -48,10 +48,6 @@ def allreduce(
 ) -> None: ...
 @overload
 def allreduce(
-    op: OpName, values: Replicas[V], *, weight: Any = None
-) -> Replicas[V]: ...
-@overload
-def allreduce(
     op: OpName, values: Number, *, weight: Any = None
 ) -> tf.Tensor: ...
 @overload
@@ -148,10 +144,6 @@ def allreduce(
 @overload
 def reduce(op: OpName, values: KerasVariables, *, root: int = 0) -> None: ...
 @overload
-def reduce(
-    op: OpName, values: Replicas[V], *, root: int = 0
-) -> Replicas[V]: ...
-@overload
 def reduce(op: OpName, values: Number, *, root: int = 0) -> tf.Tensor: ...
 @overload
 def reduce(op: OpName, values: V, *, root: int = 0) -> V: ...
@@ -199,8 +191,6 @@ def reduce(op: OpName, values: Any, *others: Tree, root: int = 0) -> Any:
 
 @overload
 def broadcast(values: KerasVariables, *, root: int = 0) -> None: ...
-@overload
-def broadcast(values: Replicas[V], *, root: int = 0) -> Replicas[V]: ...
 @overload
 def broadcast(values: Number, *, root: int = 0) -> tf.Tensor: ...
 @overload
@@ -258,8 +248,6 @@ def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
     return _collective(call, (values, *others))
 
 
-@overload
-def allgather(values: Replicas[V], *, axis: int = 0) -> Replicas[V]: ...
 @overload
 def allgather(values: Number, *, axis: int = 0) -> tf.Tensor: ...
 @overload
@@ -527,11 +515,8 @@ def _devices_of(values: tuple[Tree, ...]) -> tuple[Device, ...]:
 def _standard(leaf: Any) -> Any:
     """Returns the tensor, or the rows of a tensor, that a leaf stands for."""
     if isinstance(leaf, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            tf.convert_to_tensor(leaf.values),
-            tf.convert_to_tensor(leaf.indices),
-            leaf.dense_shape,
-        )
+        values, indices = map(tf.convert_to_tensor, [leaf.values, leaf.indices])
+        return tf.IndexedSlices(values, indices, leaf.dense_shape)
     try:
         return tf.convert_to_tensor(leaf)
     except (TypeError, ValueError):
