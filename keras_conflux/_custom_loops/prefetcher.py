@@ -1,5 +1,6 @@
 """Moves batches ahead of use, a bounded number of them."""
 
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -63,12 +64,9 @@ def prefetch(
     arguments.assert_batches(batches)
     arguments.assert_count("ahead", ahead, "a number of batches")
     (chosen,) = find_devices([device])
-    return Batches(
-        batches,
-        lambda source: run_ahead(
-            source, lambda batch: move_at_once(batch, chosen), ahead
-        ),
-    )
+    move = functools.partial(move_at_once, device=chosen)
+    ready = functools.partial(run_ahead, function=move, ahead=ahead)
+    return Batches(batches, ready)
 
 
 def run_ahead(
