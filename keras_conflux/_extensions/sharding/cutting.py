@@ -85,7 +85,7 @@ def waiting(
     optimizers = [x for x in owners if isinstance(x, kind)]
     kept = state.state_of(optimizers)
     own = [x for key, x in state.state_of(owners).items() if key not in kept]
-    weights = [x for x in own if _is_to_cut(x, strategy) and strategy.cuts(x)]
+    weights = [x for x in own if _new_layout(x, strategy) and strategy.cuts(x)]
     cut_here = {id(variable) for variable in weights}
     # A variable that is not cut has a sum of gradients to which each replica
     # adds its samples', until they are summed when the optimizer updates.
@@ -98,21 +98,22 @@ def waiting(
     return weights + [
         variable
         for key, variable in kept.items()
-        if key not in summed and _is_to_cut(variable, strategy)
+        if key not in summed and _new_layout(variable, strategy)
     ]
 
 
-def _is_to_cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> bool:
+def _new_layout(
+    variable: keras.Variable, strategy: ReplicatedStrategy
+) -> Layout | None:
+    """Returns how to cut a variable, if it is to lie in parts and does not."""
     value = keras_variables.backing(variable)
     if value is None or state.is_in_parts(value):
-        return False
+        return None
     is_here = not is_replicated(value) or value.distribute_strategy is strategy
-    return (
-        is_here
-        and state.is_mirrored(variable)
-        and not variable.overwrite_with_gradient
-        and layout_for(value, strategy) is not None
-    )
+    may_be = is_here and state.is_mirrored(variable)
+    if not may_be or variable.overwrite_with_gradient:
+        return None
+    return layout_for(value, strategy)  # whose shape is known before Keras'
 
 
 def initialize(original: Callable, variable: Any, value: Any) -> None:
@@ -123,7 +124,7 @@ def initialize(original: Callable, variable: Any, value: Any) -> None:
         return
     strategy = backing.distribute_strategy
     if not _is_of_optimizer.get() and strategy.cuts(variable):
-        cut_new(variable, strategy)
+        cut(variable, strategy)
 
 
 def _is_known(value: Any) -> bool:
@@ -149,21 +150,19 @@ def add_optimizer_variable(
     if is_replicated(backing):
         name = kwargs.get("name", args[0] if args else None)
         if name != "gradient_accumulator" or state.is_in_parts(backing):
-            cut_new(made, backing.distribute_strategy)
+            cut(made, backing.distribute_strategy)
     return made
 
 
-def cut_new(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
-    """Cuts a variable that has just been made, if it is to lie in parts."""
-    if _is_to_cut(variable, strategy):
-        cut(variable, strategy)
-
-
 def cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
-    """Gives each device its part of a variable, and frees the whole."""
+    """Gives each device its part of a variable, and frees the whole.
+
+    It does nothing to one that is not to lie in parts.
+    """
+    layout = _new_layout(variable, strategy)
+    if layout is None:
+        return
     old = keras_variables.backing(variable)
-    layout = layout_for(old, strategy)
-    assert layout is not None, "the caller has asked"
     copies = list(state.copies(old))
 
     def made() -> list[tf.Variable]:

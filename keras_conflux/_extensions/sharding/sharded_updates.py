@@ -118,9 +118,7 @@ class ShardedUpdates(steps.Part):
         """Returns a replica's part of an accumulator that lies in parts."""
         backing = keras_variables.backing(variable)
         known = keras_models.accumulators(self._optimizer)
-        if any(variable is each for each in known):
-            return backing.part
-        return None
+        return backing.part if any(variable is x for x in known) else None
 
     def clip(self, original: Callable, grads: list[Any]) -> list[Any]:
         """Sums accumulated gradients, and clips gradients of parts."""
