@@ -65,8 +65,8 @@ class HeldAttributes:
     ) -> None:
         self._owner, self._digest = owner, digest
         self._any_words = isinstance(owner, _OF_LOGS)
-        self._made: dict[str, Any] = {}
-        """Digests of what the first `on_epoch_begin` has set."""
+        self._made: dict[str, Any] | None = None
+        """Digests of what the first `on_epoch_begin` has set, after it."""
         self._before: dict[str, Any] = {}
         """The values of these before a later one."""
         methods = "state_dict", "load_state_dict"
@@ -88,13 +88,33 @@ class HeldAttributes:
         self._code = StateOfCode(
             _functions_in([*self._objects.values()]), lambda x: id(x) in known
         )
-        _name_what_is_lost(owner, self._objects, known, self._of_keras)
+        self._name_what_is_lost(known)
         self._set_anew: set[str] = set()
         """Those of them that an `on_epoch_begin` sets."""
         self._changed: set[str] = set()
         """Those that were not as at the begin at some time."""
         self._named: set[str] = set()
-        self._is_new = True
+
+    def _name_what_is_lost(self, known: set[int]) -> None:
+        """Warns of attributes that may change in training and are not saved."""
+        lost = [
+            f"{name!r} (a {type(value).__name__})"
+            for name, value in self._objects.items()
+            if "." not in name
+            and name not in self._of_keras
+            and not plain_values.is_plain(value)
+            and _can_lose_state(value, known)
+        ]
+        if lost:
+            owner = self._owner
+            warn(
+                f"The {'callback' if _is_callback(owner) else 'PyDataset'} "
+                f"{type(owner).__name__} holds values not saved, which cannot "
+                "be restored if training is interrupted: "
+                f"{', '.join(lost)}. If it changes in training, give it "
+                "`state_dict()` and `load_state_dict(state)`, which return and "
+                "take numbers, strings, arrays, and lists and dicts of them."
+            )
 
     def end_epoch(self) -> None:
         """Called before all callbacks' `on_epoch_begin`."""
@@ -111,14 +131,13 @@ class HeldAttributes:
         )
         self._note_changes(now)
         every = now | self._without_form(now)
-        made_before = self._made.keys() & before.keys()
-        if self._is_new:
+        if self._made is None:
             self._set_anew = {*self._other_objects(now)}
             made = (now.keys() - self._forms) | self._set_anew
             self._made = {name: self._digest_of(every[name]) for name in made}
             self._forms = _forms(now) | self._forms
-        self._is_new = False
-        for name in made_before:
+            return
+        for name in self._made.keys() & before.keys():
             # One that is set once is not set in a training that goes on.
             value = every.get(name)
             if value is before[name] and (
@@ -151,9 +170,7 @@ class HeldAttributes:
         others = self._other_objects(now)
         lost |= others.keys() - self._set_anew
         if step:
-            lost |= {
-                k for k, v in others.items() if isinstance(v, WITH_VARIABLES)
-            }
+            lost |= {x for x in others if isinstance(others[x], WITH_VARIABLES)}
         parted = {k for k in replaced if _is_part(arrays[k], arrays.values())}
         for names, _ in self._shared & _shared(found):
             parted |= {*names.split(_AND)}
@@ -346,9 +363,7 @@ def _is_part(array: np.ndarray, others: Iterable[np.ndarray]) -> bool:
     return any(np.may_share_memory(array, each) for each in found)
 
 
-def _give(
-    owner: Any, values: dict[str, Any], in_place: Container[str] = ()
-) -> None:
+def _give(owner: Any, values: dict[str, Any], in_place: Container[str]) -> None:
     """Sets attributes, and fills objects that others may hold, too.
 
     Arrays are filled if they are named as ones `in_place`.
@@ -433,29 +448,6 @@ def _saved_with(owner: Any, names: Iterable[str]) -> set[int]:
     changing = (x for x in every if isinstance(x, (*_CONTAINERS, *RANDOM)))
     saved = (owner, model, *state.stateful_objects(model), *changing, *_SAVED)
     return {*map(id, saved)} | _variables_of_model(owner)
-
-
-def _name_what_is_lost(
-    owner: Any, objects: dict[str, Any], known: set[int], of_keras: set[str]
-) -> None:
-    """Warns of attributes that may change in training and are not saved."""
-    lost = [
-        f"{name!r} (a {type(value).__name__})"
-        for name, value in objects.items()
-        if "." not in name
-        and name not in of_keras
-        and not plain_values.is_plain(value)
-        and _can_lose_state(value, known)
-    ]
-    if lost:
-        warn(
-            f"The {'callback' if _is_callback(owner) else 'PyDataset'} "
-            f"{type(owner).__name__} holds values not saved, which cannot be "
-            "restored if training is interrupted: "
-            f"{', '.join(lost)}. If it changes in training, give it "
-            "`state_dict()` and `load_state_dict(state)`, which return and "
-            "take numbers, strings, arrays, and lists and dicts of them."
-        )
 
 
 def _can_lose_state(value: Any, known: set[int]) -> bool:
