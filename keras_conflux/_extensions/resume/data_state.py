@@ -106,8 +106,7 @@ def code_of(dataset: Any) -> list[Any]:
     """Returns the Python code that data calls as it is drawn, and its cells."""
 
     def inside(code: Any) -> list[Any]:
-        cells = cells_of(code)
-        return [pipelines.generator_in(value) for _, value in cells]
+        return [pipelines.generator_in(x) for _, x in cells_of(code)]
 
     return [*walks.walked(pipelines.python_functions(dataset), inside)]
 

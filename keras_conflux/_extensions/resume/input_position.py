@@ -22,7 +22,6 @@ from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.compat import pipelines
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
-from keras_conflux._extensions.resume.data_state import ValidationData
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 from keras_conflux._fit.input.calls import Epoch
 from keras_conflux._fit.input.calls import EpochObserver
@@ -70,7 +69,7 @@ class InputPosition(EpochObserver):
     def __init__(
         self,
         start: Place | None,
-        validation: ValidationData,
+        validation: data_state.ValidationData,
         others: list[Any],
         is_part: bool,
         warn: Callable[[str], None],
@@ -82,7 +81,6 @@ class InputPosition(EpochObserver):
         self._here = Place()
         self.iterator: Any = None
         """Keras' epoch iterator."""
-        self._held = HeldAttributes(None, plain_values.mark)
         self._names_kept = False
         self.varies = False
         """Whether the data is known to be another each time."""

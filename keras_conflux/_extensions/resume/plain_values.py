@@ -20,7 +20,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._extensions.resume import stored_arrays
-from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 _FACTORIES = {
     kind.__name__: kind
@@ -36,7 +35,7 @@ class State:
     value: Any
 
 
-def encode(value: Any, arrays: Arrays) -> Any:
+def encode(value: Any, arrays: stored_arrays.Arrays) -> Any:
     """Returns a plain value as JSON can hold it, or raises `TypeError`.
 
     Its arrays, no copies of them, are put beside, by names in the result.
@@ -56,7 +55,7 @@ def encode(value: Any, arrays: Arrays) -> Any:
     return {kind.__name__: encode(simpler(value), arrays)}
 
 
-def _encoded_array(value: Any, arrays: Arrays) -> dict[str, str]:
+def _encoded_array(value: Any, arrays: stored_arrays.Arrays) -> dict[str, str]:
     array = np.asarray(value)
     is_own = type(value) in (np.ndarray, np.memmap)
     if array.dtype.hasobject or (isinstance(value, np.ndarray) and not is_own):
@@ -69,7 +68,7 @@ def _encoded_array(value: Any, arrays: Arrays) -> dict[str, str]:
     return {"tensor" if is_tensor else "scalar": name}
 
 
-def decode(value: Any, arrays: Arrays) -> Any:
+def decode(value: Any, arrays: stored_arrays.Arrays) -> Any:
     """Returns the value that `encode` was given. It takes the arrays away."""
     if isinstance(value, list):
         return _checked([decode(each, arrays) for each in value])
@@ -101,7 +100,7 @@ def _checked(value: Any) -> Any:
 
 def to_bytes(value: Any) -> bytes:
     """Returns a plain value as the content of a file of arrays."""
-    arrays: Arrays = {}
+    arrays: stored_arrays.Arrays = {}
     file = io.BytesIO()
     stored_arrays.write(file, encode(value, arrays), arrays)
     return file.getvalue()
@@ -242,7 +241,7 @@ def _texts(value: Any) -> Iterator[str | bytes]:
 
 def digest(value: Any) -> str:
     """Returns a digest by which a plain value is known again, bit by bit."""
-    arrays: Arrays = {}
+    arrays: stored_arrays.Arrays = {}
     text = json.dumps(encode(value, arrays))
     found = hashlib.sha256(text.encode())
     for array in arrays.values():

@@ -27,7 +27,6 @@ from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.checkpoint_files import gathered
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
-from keras_conflux._extensions.resume.data_state import ValidationData
 from keras_conflux._extensions.resume.held_attributes import RANDOM
 from keras_conflux._extensions.resume.held_attributes import CallbackStates
 from keras_conflux._extensions.resume.input_position import InputPosition
@@ -79,7 +78,7 @@ class ResumableFit(keras.callbacks.CallbackList):
             add_progbar=given["verbose"] != 0 and process_index() == 0,
         )
         self._trained = call.model
-        validation = ValidationData(given["validation_data"])
+        validation = data_state.ValidationData(given["validation_data"])
         self._data_given = [given["x"], validation.source]
         self._stateful = [x for x in callbacks if not isinstance(x, _STATELESS)]
         self._held = [*map(held_by, self._stateful)]
