@@ -49,11 +49,7 @@ def facts(
             if name.startswith("MIG")
         ],
         "libraries": _libraries(environ) if "GPU" in hardware else [],
-        "settings": {
-            name: environ[name]
-            for name in sorted(environ)
-            if name.startswith(_SETTINGS)
-        },
+        "settings": {x: environ[x] for x in environ if x.startswith(_SETTINGS)},
     }
 
 
