@@ -13,10 +13,8 @@ import tensorflow as tf
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import users_line
 from keras_conflux._graphs import bodies
+from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
-from keras_conflux._graphs.effects import Effect
-from keras_conflux._graphs.effects import effect_of
-from keras_conflux._graphs.effects import waits
 from keras_conflux._replication.state import is_mirrored
 
 
@@ -41,7 +39,7 @@ def _is_equal_outside(tensor: Any) -> bool:
 
 def _runs_collectives(operation: tf.Operation) -> bool:
     """Whether a branch, a loop or a call runs a collective."""
-    return operation.type in bodies.WITH_BODIES and waits(operation)
+    return operation.type in bodies.WITH_BODIES and effects.waits(operation)
 
 
 class _Walk:
@@ -66,12 +64,12 @@ class _Walk:
         kind, count = operation.type, len(operation.outputs)
         runs_others = kind in bodies.WITH_BODIES
         inside = bodies.graphs_of(operation) if runs_others else []
-        effect = effect_of(operation)
-        if effect is Effect.WAITS and not inside:
+        effect = effects.effect_of(operation)
+        if effect is effects.Effect.WAITS and not inside:
             return [True] * count
         if kind == "IdentityN":
             return inputs
-        if not inside and effect is Effect.READS:
+        if not inside and effect is effects.Effect.READS:
             dtype = operation.outputs[0].dtype
             return [all(inputs) and (dtype.is_integer or dtype.is_bool)]
         if not inside:

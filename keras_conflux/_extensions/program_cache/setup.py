@@ -14,7 +14,6 @@ from keras_conflux._extensions.program_cache import environment
 from keras_conflux._extensions.program_cache import exchange_folder
 from keras_conflux._extensions.program_cache import folders
 from keras_conflux._extensions.program_cache.cache import ProgramCache
-from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 from keras_conflux._extensions.program_cache.store import Store
 
 _log = logging.getLogger("keras_conflux")
@@ -43,7 +42,7 @@ def enable(version: str, hardware: Mapping[str, str] | None = None) -> None:
     exchange_folder.remove_flags(os.environ)
     try:
         _cache = _made(version, hardware)
-    except CacheUnavailable as unavailable:
+    except folders.CacheUnavailable as unavailable:
         _cache, _why_off = None, str(unavailable)
         level = logging.DEBUG if unavailable.is_expected else logging.WARNING
         _log.log(
@@ -74,7 +73,7 @@ def _made(version: str, hardware: Mapping[str, str] | None) -> ProgramCache:
 
 
 def _gpus() -> dict[str, str]:
-    missing = functools.partial(CacheUnavailable, is_expected=True)
+    missing = functools.partial(folders.CacheUnavailable, is_expected=True)
     if not tf.test.is_built_with_cuda():
         raise missing("this TensorFlow is built for CPUs")
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
@@ -84,12 +83,12 @@ def _gpus() -> dict[str, str]:
 
 def _assert_tensorflow_fits() -> None:
     if version_numbers(tf.__version__)[:2] not in xla_flags.KNOWN_TENSORFLOW:
-        raise CacheUnavailable(
+        raise folders.CacheUnavailable(
             f"the flags of TensorFlow {tf.__version__} are not known",
             is_expected=True,
         )
     if compat.has_listed_devices():
-        raise CacheUnavailable(
+        raise folders.CacheUnavailable(
             "TensorFlow was asked for devices before keras_conflux was "
             "imported, and has read its flags"
         )

@@ -31,7 +31,6 @@ from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.sharding import order_of_tracing
 from keras_conflux._extensions.sharding import sharded_updates
 from keras_conflux._extensions.sharding.layout import Layout
-from keras_conflux._extensions.sharding.sharded_updates import ShardedUpdates
 from keras_conflux._graphs import rewriting
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
@@ -61,7 +60,7 @@ def value(original: Callable, variable: keras.Variable) -> Any:
         or keras_optimizers.stateless_scope() is not None
     ):
         return original(variable)
-    updates = ShardedUpdates.running()
+    updates = sharded_updates.ShardedUpdates.running()
     if updates is not None:
         part = updates.accumulated(variable)
         return original(variable) if part is None else part
