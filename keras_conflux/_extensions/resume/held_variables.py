@@ -11,10 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._extensions.resume import users_code
 from keras_conflux._extensions.resume.compat import random_generators
-from keras_conflux._extensions.resume.users_code import cells_of
-from keras_conflux._extensions.resume.users_code import held_by
-from keras_conflux._extensions.resume.users_code import is_of_user
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
 from keras_conflux._replication import state
@@ -85,22 +83,20 @@ def reachable(target: Any, kinds: Any) -> Iterator[Any]:
 
 def _parts(item: Any) -> list[Any]:
     if isinstance(item, dict | list | tuple | collections.deque):
-        # A set has another order at each start. Long ones hold data.
-        held = item.values() if isinstance(item, dict) else item
-        return [*held] if len(item) < 10_000 else []
+        return [*users_code.contents(item).values()]  # a set has no order
     if isinstance(item, _OF_FUNCTIONS):
         names = "__self__", "__func__", "fget"
         return [getattr(item, name, None) for name in names]
     if isinstance(item, types.FunctionType):
-        return [*_used_by(item)] if is_of_user(item) else []
+        return [*_used_by(item)] if users_code.is_of_user(item) else []
     if isinstance(item, type):
-        return [*vars(item).values()] if is_of_user(item) else []
+        return [*vars(item).values()] if users_code.is_of_user(item) else []
     if isinstance(item, tf.random.Generator):
         return [item.state]
     if isinstance(item, tf.types.experimental.PolymorphicFunction):
         return [item.python_function]
-    if isinstance(item, _HOLDERS) or is_of_user(type(item)):
-        return [*held_by(item).values()]
+    if isinstance(item, _HOLDERS) or users_code.is_of_user(type(item)):
+        return [*users_code.held_by(item).values()]
     return []
 
 
@@ -108,7 +104,7 @@ def _used_by(function: types.FunctionType) -> Iterator[Any]:
     """Yields what a function uses: defaults, cells, and globals by name."""
     yield function.__defaults__ or ()
     yield function.__kwdefaults__ or {}
-    yield from dict(cells_of(function)).values()
+    yield from dict(users_code.cells_of(function)).values()
     codes = [function.__code__]
     for code in codes:  # which grow by the functions inside
         codes += [each for each in code.co_consts if inspect.iscode(each)]
@@ -118,6 +114,7 @@ def _used_by(function: types.FunctionType) -> Iterator[Any]:
         for found in [scope[name] for name in names if name in scope]:
             if inspect.ismodule(found):
                 is_known = any(vars(found) is each for each in scopes)
-                scopes += [vars(found)] * (is_of_user(found) > is_known)
+                if users_code.is_of_user(found) and not is_known:
+                    scopes.append(vars(found))
             elif not isinstance(found, keras.Model):
                 yield found

@@ -46,7 +46,7 @@ class StateOfCode:
         return new
 
     def _held_by(self, holder: Any) -> list[Any]:
-        held = _contents(holder).values()
+        held = contents(holder).values()
         others = [each for each in held if not self._is_saved(each)]
         return [each for each in others if not plain_values.is_plain(each)]
 
@@ -55,7 +55,7 @@ class StateOfCode:
             (i, name): self._mark(value)
             for i, holder in enumerate(self._holders)
             if not isinstance(holder, types.FunctionType) or is_of_user(holder)
-            for name, value in _contents(holder).items()
+            for name, value in contents(holder).items()
             if not self._is_saved(value)
         }
 
@@ -74,7 +74,7 @@ class StateOfCode:
         return object() if isinstance(value, Iterator) else None
 
 
-def _contents(holder: Any) -> dict[str, Any]:
+def contents(holder: Any) -> dict[str, Any]:
     """Returns what a function, a list or an object of the user's holds."""
     if isinstance(holder, functools.partial):
         listed = {str(i): each for i, each in enumerate(holder.args)}
