@@ -18,6 +18,7 @@ from keras_conflux._cluster.agreement import broadcast_bytes
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import trees
 from keras_conflux._common.contexts import Setting
 from keras_conflux._compat.replicated_extended import note_assigned
 from keras_conflux._replication import common_state
@@ -69,7 +70,7 @@ def note_whole(variable: Any, value: Any, method: str = "assign") -> None:
         return
     value = tf.convert_to_tensor(value)
     if _tell(variable, method):
-        broadcast_bytes(0, value.numpy().tobytes(), _bytes_of(variable))
+        broadcast_bytes(0, value.numpy().tobytes(), trees.bytes_of(variable))
     ((total, norm),) = common_state.sums_of([value])
     if method != "assign":
         sign = 1 if method == "assign_add" else -1
@@ -99,10 +100,6 @@ def _follow(variable: Any, method: str) -> None:
     if method == _READ:
         variable.numpy()
         return
-    told = broadcast_bytes(0, b"", _bytes_of(variable))
+    told = broadcast_bytes(0, b"", trees.bytes_of(variable))
     value = np.frombuffer(told, variable.dtype.as_numpy_dtype)
     getattr(variable, method)(value.reshape(variable.layout.shape))
-
-
-def _bytes_of(variable: Any) -> int:
-    return variable.layout.size * variable.dtype.size
