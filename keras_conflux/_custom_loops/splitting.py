@@ -18,7 +18,6 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import arguments
 from keras_conflux._common import rows
 from keras_conflux._common import trees
-from keras_conflux._common.trees import Tree
 from keras_conflux._custom_loops.prefetcher import run_ahead
 from keras_conflux._data.batches import Batches
 from keras_conflux._data.transfer import device_of_leaf
@@ -31,6 +30,7 @@ from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_over
 
 Array: TypeAlias = npt.NDArray[Any] | tf.Tensor
+Pair: TypeAlias = tuple[Array, Array]
 Parts: TypeAlias = Replicas[tf.Tensor]
 V = TypeVar("V")
 
@@ -38,9 +38,7 @@ V = TypeVar("V")
 @overload
 def split(batch: Array, devices: DevicesLike = None) -> Parts: ...
 @overload
-def split(
-    batch: tuple[Array, Array], devices: DevicesLike = None
-) -> tuple[Parts, Parts]: ...
+def split(batch: Pair, devices: DevicesLike = None) -> tuple[Parts, Parts]: ...
 @overload
 def split(
     batch: tuple[Array, Array, Array], devices: DevicesLike = None
@@ -51,7 +49,7 @@ def split(
 ) -> tuple[Replicas[V], ...]: ...
 @overload
 def split(batch: V, devices: DevicesLike = None) -> Replicas[V]: ...
-def split(batch: Tree, devices: DevicesLike = None) -> Any:
+def split(batch: trees.Tree, devices: DevicesLike = None) -> Any:
     """Splits a batch along its first axis, one part per device.
 
     Parts are contiguous and in device order; the first ones get one sample
@@ -87,10 +85,7 @@ def distribute(
 ) -> Batches[Parts]: ...
 @overload
 def distribute(
-    dataset: Iterable[tuple[Array, Array]],
-    devices: DevicesLike = None,
-    *,
-    ahead: int = 0,
+    dataset: Iterable[Pair], devices: DevicesLike = None, *, ahead: int = 0
 ) -> Batches[tuple[Parts, Parts]]: ...
 @overload
 def distribute(
@@ -162,7 +157,7 @@ def _devices(devices: DevicesLike) -> tuple[Device, ...]:
 
 
 def _split(
-    batch: Tree, devices: tuple[Device, ...], *, at_once: bool = False
+    batch: trees.Tree, devices: tuple[Device, ...], *, at_once: bool = False
 ) -> Any:
     rows.assert_has_samples(batch)
     communicator = strategy_over(devices).communicator
@@ -174,7 +169,7 @@ def _split(
     is_uneven = rows.sample_count(batch) % communicator.size > 0
     of_batch = checksum([batch])
 
-    def replicas(parts: Sequence[Tree]) -> Replicas[Any]:
+    def replicas(parts: Sequence[trees.Tree]) -> Replicas[Any]:
         found = Replicas(parts, devices)
         found.is_uneven, found.checksum = is_uneven, of_batch
         return found
@@ -184,7 +179,7 @@ def _split(
     return replicas(parts)
 
 
-def _cut(batch: Tree, index: int, count: int) -> Tree:
+def _cut(batch: trees.Tree, index: int, count: int) -> trees.Tree:
     def cut(leaf: Any) -> Any:
         # Where it is, so that only this replica's rows travel.
         with tf.device(device_of_leaf(leaf) or "CPU:0"):
