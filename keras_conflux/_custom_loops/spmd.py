@@ -190,7 +190,7 @@ def withdevices(
             withdevices, devices=devices, jit_compile=jit_compile
         )
     arguments.assert_is(fn, Callable, "a function that is run on every device")
-    functions: dict[tuple[ReplicatedStrategy, bool], _Compiled] = {}
+    compiled_for = functools.cache(functools.partial(_Compiled, fn))
 
     @functools.cache
     def chosen() -> set[tuple[Device, ...]]:
@@ -200,11 +200,8 @@ def withdevices(
     def run(*args: Any, **kwargs: Any) -> Replicas[Any]:
         strategy = _strategy(chosen, (args, kwargs))
         spares = jit_compile and strategy.communicator.spares_threads(_name(fn))
-        compiles = jit_compile and not spares
-        key = strategy, compiles
-        if key not in functions:
-            functions[key] = _Compiled(fn, strategy, compiles)
-        compiled, arguments = functions[key], (args, kwargs)
+        compiled = compiled_for(strategy, jit_compile and not spares)
+        arguments = args, kwargs
         if tf.distribute.get_strategy() is strategy:
             return compiled(arguments)
         return outside_of_strategies(functools.partial(compiled, arguments))
