@@ -365,7 +365,8 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
     standard = [trees.map_leaves(_standard, tree) for tree in replicas]
     if not call.sizes_differ:
         trees.assert_alike(dict(enumerate(standard)), call.name)
-    run = _on_every_device(call, replicas.devices, _ranks(standard))
+    ranks = tuple(tf.TensorShape(x.shape).rank for x in trees.present(standard))
+    run = _on_every_device(call, replicas.devices, ranks)
     given = Replicas(standard, replicas.devices)
     given.is_uneven = replicas.is_uneven
     weights = [_of_each(each, replicas.devices) for each in weight]
@@ -401,11 +402,6 @@ def _by_leaf(result: Replicas[Any]) -> Any:
         return found
 
     return keras.tree.map_structure(leaf, *result)
-
-
-def _ranks(values: list[Tree]) -> tuple[int | None, ...]:
-    leaves = [leaf for tree in values for leaf in trees.present(tree)]
-    return tuple(tf.TensorShape(leaf.shape).rank for leaf in leaves)
 
 
 def _in_place(call: _Call, target: Any, *weight: Any) -> None:
@@ -457,9 +453,7 @@ def _are_variables(target: Any) -> bool:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    if isinstance(tree, Replicas):
-        return [leaf for each in tree for leaf in trees.flatten(each)]
-    return trees.flatten(tree)
+    return trees.flatten([*tree] if isinstance(tree, Replicas) else tree)
 
 
 def _as_replicas(
