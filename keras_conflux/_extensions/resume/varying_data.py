@@ -14,12 +14,6 @@ from keras_conflux._extensions.resume.compat import pipelines
 from keras_conflux._graphs.effects import Effect
 from keras_conflux._graphs.effects import of_type
 
-_SHUFFLED_BEFORE = (
-    "it is shuffled before it is repeated, concatenated or cached (shuffle it "
-    "after that, or repeat it without end for one `fit`, with "
-    "`steps_per_epoch`)"
-)
-
 
 def causes(
     dataset: Any, source: Any = None, anew: bool = False, is_cut: bool = False
@@ -32,7 +26,11 @@ def causes(
     if pipelines.begins_shuffles_later(dataset) and (
         anew or dataset.cardinality() != tf.data.INFINITE_CARDINALITY
     ):
-        found[_SHUFFLED_BEFORE] = None
+        found[
+            "it is shuffled before it is repeated, concatenated or cached "
+            "(shuffle it after that, or repeat it without end for one `fit`, "
+            "with `steps_per_epoch`)"
+        ] = None
     if isinstance(source, keras.utils.PyDataset) and source.workers > (
         0 if source.use_multiprocessing else 1
     ):
