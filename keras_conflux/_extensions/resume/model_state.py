@@ -289,6 +289,5 @@ def _sums(model: keras.Model) -> dict[int, tuple[Any, ...]]:
         for number, variable in enumerate(variables_of(model))
         if is_replicated(state.backing(variable))
         and not state.is_mirrored(variable)
-        and not state.is_in_parts(variable)
         and len(state.copies(variable)) > 1
     }
