@@ -209,16 +209,11 @@ class SharedTrace:
             and all(map(_calls_for_all, graph._functions.values()))
         )
 
-    def __call__(self, *arguments: Any) -> Any:
-        """Calls it in a graph, with the variables of the same replica."""
-        return self._called(arguments, self._captures)
-
-    def for_replica(self, index: int, *arguments: Any) -> Any:
-        """Calls it in a graph, with the variables of another replica."""
-        captures = [_capture_of(index, each) for each in self._captures]
-        return self._called(arguments, captures)
-
-    def _called(self, arguments: Sequence[Any], captures: list[Any]) -> Any:
+    def __call__(self, *arguments: Any, replica: int | None = None) -> Any:
+        """Calls it in a graph, with the variables of this or another one."""
+        captures = self._captures
+        if replica is not None:
+            captures = [_capture_of(replica, each) for each in captures]
         call = self._concrete._inference_function.call_with_captures
         return call(arguments, {}, captures)
 
@@ -252,6 +247,5 @@ def _is_known_elsewhere(capture: Any) -> bool:
 
 def _capture_of(index: int, capture: Any) -> Any:
     """Returns a replica's capture in place of another's."""
-    if capture.dtype != tf.resource:
-        return capture
-    return resources.container_of(capture).values[index].handle
+    variable = resources.container_of(capture)
+    return capture if variable is None else variable.values[index].handle

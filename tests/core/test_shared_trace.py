@@ -57,13 +57,14 @@ def compiled_on_cpus(monkeypatch):
 def shared(monkeypatch):
     """Counts how often a replica runs the trace of another."""
     calls = []
-    real = SharedTrace.for_replica
+    real = SharedTrace.__call__
 
-    def counted(self, index, *arguments):
-        calls.append(index)
-        return real(self, index, *arguments)
+    def counted(self, *arguments, replica=None):
+        if replica is not None:
+            calls.append(replica)
+        return real(self, *arguments, replica=replica)
 
-    monkeypatch.setattr(SharedTrace, "for_replica", counted)
+    monkeypatch.setattr(SharedTrace, "__call__", counted)
     return calls
 
 

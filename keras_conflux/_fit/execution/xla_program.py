@@ -90,7 +90,7 @@ class XlaProgram(StepPrograms):
                 arguments = steps, stacked[index]
                 if shared:
                     self._communicator.repeat_calls(index)
-                    output = shared[0].for_replica(index, *arguments)
+                    output = shared[0](*arguments, replica=index)
                 else:
                     spec = shard_specs[index]
                     program = self._many_steps(spec, limit, compiled)
