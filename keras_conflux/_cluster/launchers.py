@@ -62,9 +62,7 @@ def find_cluster(
     return None if is_alone else cluster
 
 
-def _from_arguments(
-    addresses: Sequence[str] | str | None, index: int | None
-) -> Cluster:
+def _from_arguments(addresses: Any, index: int | None) -> Cluster:
     if addresses is None:
         raise ClusterError(
             f"Got the index {index}, but no addresses. Give the addresses of "
@@ -72,9 +70,8 @@ def _from_arguments(
         )
     if isinstance(addresses, str):
         addresses = separated(addresses)
-    given: Any = addresses
-    if not isinstance(given, Sequence) or not all(
-        isinstance(each, str) for each in given
+    if not isinstance(addresses, Sequence) or not all(
+        isinstance(each, str) for each in addresses
     ):
         raise ClusterError(
             'Expected addresses such as ["10.0.0.1:2222", "10.0.0.2:2222"]. '

@@ -77,8 +77,7 @@ class OnRead(OfReplicas, values.SyncOnReadVariable):
         if self.conflux_whole is not None:
             return self.conflux_whole.read_value()
         if self.conflux_is_local:
-            copies: Any = self.values
-            return tf.add_n([copy.read_value() for copy in copies])
+            return tf.add_n([copy.read_value() for copy in self.values])
         return super()._get_cross_replica()
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -184,8 +183,7 @@ def places(destinations: Any) -> Any:
     TensorFlow asks a destination for its truth value, to see that it has one.
     """
     if isinstance(destinations, OfReplicas):
-        found: Any = destinations
-        return values.Mirrored(found.values)
+        return values.Mirrored(destinations.values)
     return destinations
 
 

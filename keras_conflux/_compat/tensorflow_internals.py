@@ -127,8 +127,7 @@ def copy_that_is_read(variable: Any) -> tf.Variable:
     """Returns the replica's, the current device's or the first copy."""
     if not isinstance(variable, tf.distribute.DistributedValues):
         return variable
-    found: Any = variable
-    return found._get_on_device_or_primary()
+    return variable._get_on_device_or_primary()
 
 
 _UNTRUE = (

@@ -44,8 +44,7 @@ def obstacle(step: Step) -> str | None:
         return "the step is not compiled by XLA"
     if not tensorflow_xla.has_module_calls():
         return "TensorFlow is older than 2.21"
-    strategy: Any = tf.distribute.get_strategy()
-    capability = strategy.communicator.compute_capability
+    capability = tf.distribute.get_strategy().communicator.compute_capability
     if capability is None:
         return "not all devices are CUDA GPUs"
     if capability < MIN_CAPABILITY:
