@@ -129,13 +129,11 @@ def all_gather(
         moved.append("%entries")
         given.append(type_name([len(after)], dtypes[0]))
         found.append(type_name([count * len(after)], dtypes[0]))
-    several = len(moved) > 1
-    bound = f"%r:{len(moved)}" if several else "%r"
-    results = [f"%r#{i}" for i in range(own)] if several else ["%r"]
+    results = [f"%r#{i}" for i in range(own)]
     kept = ", ".join(found[:own])
     text = f"""module {{ func.func @main({arguments}) -> ({kept}) {{
       {" ".join(entries)}
-      {bound} = "stablehlo.all_gather"({", ".join(moved)}) <{{
+      %r:{len(moved)} = "stablehlo.all_gather"({", ".join(moved)}) <{{
         all_gather_dim = 0 : i64, {_group(count, channel)}}}>
         : ({", ".join(given)}) -> ({", ".join(found)})
       return {", ".join(results)} : {kept} }} }}"""
