@@ -157,8 +157,7 @@ def _places(target: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{path} on replica {index}", leaf
         return
     for path, leaf in _leaves(target):
-        is_variable = isinstance(leaf, keras.Variable | tf.Variable)
-        copies = state.copies(leaf) if is_variable else (leaf,)
+        copies = state.copies(leaf)
         for index, copy in enumerate(copies):
             if not in_replica():
                 several = len(copies) > 1
