@@ -170,7 +170,11 @@ def memory(
     if batch is not None:
         step, unknown = _step(model, batch, count, used.devices[0])
     whole, *others = _of_each_shard(model, count, step, _peak(used))
-    turns = _turns(model, whole, limit_of(used))
+    turns = None
+    if whole.step is not None:
+        sums = sum(map(trees.bytes_of, model.trainable_variables))
+        needed = whole.step, sums, whole.variables
+        turns = step_of.turns_that_fit(*needed, limit_of(used))
     return dataclasses.replace(
         whole, microbatches=turns, unknown=unknown, others=tuple(others)
     ).with_shard(shard)
@@ -181,13 +185,6 @@ def limit_of(strategy: ReplicatedStrategy | None) -> int:
     if strategy is None or not strategy.communicator.on_gpu:
         return 0
     return min(map(tensorflow_internals.memory_of, strategy.devices))
-
-
-def _turns(model: keras.Model, whole: Memory, limit: int) -> int | None:
-    if whole.step is None or not limit:
-        return None
-    sums = sum(map(trees.bytes_of, model.trainable_variables))
-    return step_of.turns_that_fit(whole.step, sums, whole.variables, limit)
 
 
 def strategy_of(model: keras.Model) -> ReplicatedStrategy | None:
