@@ -257,7 +257,6 @@ def with_this_threads_summaries(fn: Callable) -> Callable:
     # them on to the threads of replicas in the same way.
     here = dict(vars(summary_ops_v2._summary_state))
 
-    @functools.wraps(fn)
     def run() -> Any:
         vars(summary_ops_v2._summary_state).update(here)
         return fn()
