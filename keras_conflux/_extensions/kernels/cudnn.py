@@ -168,15 +168,6 @@ def _call(
     target: str, operands: list[tf.Tensor], results: list[_Result], config: str
 ) -> list[tf.Tensor]:
     """Calls cuDNN. The results of rank 4 are `(B, T, N, H)`."""
-    shapes, dtypes = map(list, zip(*results, strict=True))
-    module = _module(target, operands, results, config)
-    return tensorflow_xla.module_call(module, operands, shapes, dtypes)
-
-
-def _module(
-    target: str, operands: list[tf.Tensor], results: list[_Result], config: str
-) -> str:
-    """Returns the call as a StableHLO module."""
     inputs = [type_name(tensor.shape, tensor.dtype) for tensor in operands]
     input_layouts = [_row_major(len(tensor.shape)) for tensor in operands]
     outputs = [type_name(*result) for result in results]
@@ -192,7 +183,7 @@ def _module(
             layouts.append("dense<[3, 1, 2, 0]> : tensor<4xindex>")
             names.append(f"%out{i}")
             lines.append(
-                f"    %out{i} = stablehlo.transpose %raw#{i}, "
+                f"%out{i} = stablehlo.transpose %raw#{i}, "
                 f"dims = [0, 2, 1, 3] : ({raw[i]}) -> {outputs[i]}"
             )
     raw.append("tensor<0xui8>")  # the workspace, whose size XLA finds out
@@ -200,22 +191,20 @@ def _module(
     given = ", ".join(f"%in{i}: {each}" for i, each in enumerate(inputs))
     passed = ", ".join(f"%in{i}" for i in range(len(inputs)))
     quoted = config.replace('"', "\\22")
-    return "\n".join(
-        [
-            "module @attention {",
-            f"  func.func public @main({given}) -> ({', '.join(outputs)}) {{",
-            f'    %raw:{len(raw)} = "stablehlo.custom_call"({passed}) <{{',
-            f'      call_target_name = "{target}", has_side_effect = false,',
-            f'      backend_config = "{quoted}", api_version = 2 : i32,',
-            f"      operand_layouts = [{', '.join(input_layouts)}],",
-            f"      result_layouts = [{', '.join(layouts)}]",
-            f"    }}> : ({', '.join(inputs)}) -> ({', '.join(raw)})",
-            *lines,
-            f"    return {', '.join(names)} : {', '.join(outputs)}",
-            "  }",
-            "}",
-        ]
-    )
+    module = f"""module @attention {{
+  func.func public @main({given}) -> ({", ".join(outputs)}) {{
+    %raw:{len(raw)} = "stablehlo.custom_call"({passed}) <{{
+      call_target_name = "{target}", has_side_effect = false,
+      backend_config = "{quoted}", api_version = 2 : i32,
+      operand_layouts = [{", ".join(input_layouts)}],
+      result_layouts = [{", ".join(layouts)}]
+    }}> : ({", ".join(inputs)}) -> ({", ".join(raw)})
+    {" ".join(lines)}
+    return {", ".join(names)} : {", ".join(outputs)}
+  }}
+}}"""
+    shapes, dtypes = map(list, zip(*results, strict=True))
+    return tensorflow_xla.module_call(module, operands, shapes, dtypes)
 
 
 def _row_major(rank: int) -> str:
