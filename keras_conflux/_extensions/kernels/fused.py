@@ -93,9 +93,7 @@ class Fused:
 
     def _composed_gradients(self, *given: tf.Tensor) -> list[tf.Tensor]:
         *inputs, upstream = given
-        return _gradients_of(
-            lambda *inputs: [self.composed(*inputs)], inputs, [upstream]
-        )
+        return _gradients_of(self.composed, inputs, [upstream])
 
 
 def _opened(tensors: _Tensors, like: _Tensors) -> list[tf.Tensor]:
@@ -110,7 +108,7 @@ def _opened(tensors: _Tensors, like: _Tensors) -> list[tf.Tensor]:
 
 
 def _gradients_of(
-    function: Callable[..., list[tf.Tensor]], inputs: _Tensors, slopes: _Tensors
+    function: Callable[..., Any], inputs: _Tensors, slopes: _Tensors
 ) -> list[tf.Tensor]:
     """Returns the gradients of a function's outputs by its inputs."""
     # `tf.gradients` wants tensors of the graph that is being traced.
