@@ -54,10 +54,7 @@ def _fused(
         given = tf.ensure_shape(request.mask, shape_of(request.mask))
         mask = masks.Mask.broadcast(given, request.is_causal, length, keys)
     is_causal = request.is_causal and mask is None
-    scale = request.scale
-    if scale is None:
-        scale = 1 / math.sqrt(size)
-
+    scale = 1 / math.sqrt(size) if request.scale is None else request.scale
     keras_own = functools.partial(
         composed,
         mask=request.mask,
