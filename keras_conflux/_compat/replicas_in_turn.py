@@ -151,8 +151,7 @@ class _ReplicaHere(tf.distribute.ReplicaContext):
     def __init__(
         self, strategy: tf.distribute.Strategy, index: int, replicas: _Replicas
     ) -> None:
-        extended: Any = strategy.extended
-        rank = extended._get_replica_id_in_sync_group(index)
+        rank = strategy.extended._get_replica_id_in_sync_group(index)
         super().__init__(strategy, rank)
         self.graph = replicas.graph
         self._conflux_index = index

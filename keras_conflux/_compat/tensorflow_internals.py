@@ -59,13 +59,12 @@ def keep_identity(old: tf.Variable, new: tf.Variable) -> None:
     new._unique_id = old._unique_id
 
 
-def take_value(variable: tf.Variable, why: str) -> None:
+def take_value(variable: Any, why: str) -> None:
     """Leaves a variable without a value, until it is assigned one.
 
     The former one is never freed. An error gives the reason when it is read.
     """
-    made: Any = variable
-    old = made.handle
+    old = variable.handle
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(old))
     with tf.init_scope(), tf.device(variable.device):
         new: Any = tf.raw_ops.VarHandleOp(
@@ -76,13 +75,13 @@ def take_value(variable: tf.Variable, why: str) -> None:
     resources.copy_handle_data(old, new)
     if hasattr(old, "_distributed_container"):
         new._distributed_container = old._distributed_container
-    made._handle = new
-    if _END in vars(made):  # a finalizer that was set since is lost as well
-        vars(made)[_END].detach()
+    variable._handle = new
+    if _END in vars(variable):  # a finalizer that was set since is lost as well
+        vars(variable)[_END].detach()
     # A handle with a name does not take its value along.
     end = weakref.finalize(variable, _destroy, new)
     end.atexit = False
-    setattr(made, _END, end)
+    setattr(variable, _END, end)
 
 
 def _destroy(handle: Any) -> None:

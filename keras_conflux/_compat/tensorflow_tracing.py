@@ -270,9 +270,8 @@ def inlined(function: Callable) -> Callable:
     if inside is None:
         return function
     autograph: Any = tf.__internal__.autograph
-    context = autograph.control_status_ctx()
     owner = getattr(function, "__self__", None)
-    converted = autograph.tf_convert(inside, context)
+    converted = autograph.tf_convert(inside, autograph.control_status_ctx())
     if owner is None:
         return converted
     return functools.partial(converted, owner)
