@@ -94,8 +94,7 @@ def _from_environ(environ: Mapping[str, str], seconds: float) -> Cluster | None:
             "addresses of all processes and the index of this one, which is 0 "
             "if it is alone, or unset CONFLUX_EXTENSIONS."
         )
-    told = [launcher(environ) for launcher in _launchers]
-    found = [each for each in told if each is not None]
+    found = [*filter(None, (announced(environ) for announced in _launchers))]
     for other in found[1:]:
         # `mpirun -n 1` may start the program that starts the processes.
         if other.count not in (1, found[0].count):
