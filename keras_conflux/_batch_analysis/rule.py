@@ -118,9 +118,8 @@ def apply(
         if is_mixed:
             given = [dataclasses.replace(kind, mixed=False) for kind in inputs]
         for rule in rules:
-            if not rule.does_accept(forms):
-                continue
-            found = rule.claim(operation, given)
+            is_of_these = rule.does_accept(forms)
+            found = rule.claim(operation, given) if is_of_these else None
             if found is None:
                 continue
             if not isinstance(found, list):
