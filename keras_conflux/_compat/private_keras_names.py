@@ -134,8 +134,8 @@ READ = (
     Private("keras.src.utils.rng_utils:get_random_seed", ""),
     Private(
         "keras:Variable",
-        mentions="_autocast, _convert_to_tensor, _dtype, _map_aggregation, "
-        "_map_synchronization, _value",
+        mentions="_autocast, _dtype, _map_aggregation, _map_synchronization, "
+        "_value",
     ),
     Private(
         f"{_OPTIMIZER}",
