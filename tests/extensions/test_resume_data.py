@@ -85,7 +85,7 @@ def with_noise(x, y):
     def noise(x):
         return x + np.random.normal(size=x.shape).astype("float32")
 
-    return tf.ensure_shape(tf.numpy_function(noise, [x], x.dtype), [5]), y
+    return tf.ensure_shape(tf.numpy_function(noise, [x], x.dtype), x.shape), y
 
 
 def noisy():
@@ -450,11 +450,12 @@ def test_a_cache_of_what_python_code_draws_is_named(tmp_path, name, draws):
         return tf.ensure_shape(tf.numpy_function(abs, [x], x.dtype), [5]), y
 
     cached = SAMPLES.map(with_noise if draws else same).cache().batch(BATCH)
+    cached = cached.map(with_noise)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", kc.ConfluxWarning)
         data = {"x": SAMPLES.batch(BATCH)} | {name: cached}
         train(lambda: data, tmp_path)
-    named = [x for x in caught if "by `cache` random num" in str(x.message)]
+    named = [x for x in caught if "what Python code has made" in str(x.message)]
     assert len(named) == draws
 
 
@@ -655,6 +656,38 @@ def test_numbers_that_a_callback_draws_as_cut_data_goes_on(tmp_path, after):
         return {"x": samples, "steps_per_epoch": STEPS, "callbacks": drawing}
 
     assert_goes_on(tmp_path, data, after)
+
+
+class Weighed(Reordered):
+    """Orders its samples by weights, which a callback shares and changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = np.zeros(len(X))
+
+    def on_epoch_end(self):
+        self.order = np.argsort(self.weights, kind="stable")
+
+
+class Weighing(keras.callbacks.Callback):
+    def __init__(self, data):
+        super().__init__()
+        self.data, self.weights = data, data.weights
+
+    def on_train_batch_end(self, batch, logs=None):
+        rows = self.data.order[batch * BATCH : (batch + 1) * BATCH]
+        self.weights[rows] += (1 + batch) % 3 - logs["loss"]
+
+
+@pytest.mark.parametrize("after", [2, STEPS, STEPS + 2])
+def test_an_array_of_data_that_a_callback_changes(tmp_path, after):
+    def data():
+        weighed = Weighed()
+        return {"x": weighed, "callbacks": [Weighing(weighed)]}
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The callback Weighing holds")
+        assert_goes_on(tmp_path, data, after, devices=1)
 
 
 def test_a_pydataset_that_changes_itself_and_is_cut_is_named(tmp_path):

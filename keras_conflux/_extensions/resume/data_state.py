@@ -21,16 +21,14 @@ from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.compat import pipelines
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
-from keras_conflux._extensions.resume.users_code import WITH_VARIABLES
-from keras_conflux._extensions.resume.users_code import StateOfCode
-from keras_conflux._extensions.resume.users_code import cells_of
-from keras_conflux._extensions.resume.users_code import held_by
 from keras_conflux._graphs import walks
 
 _SAVED = (
-    *(*held_attributes.RANDOM, keras.random.SeedGenerator),
-    *(tf.random.Generator, keras.Variable, tf.Variable, WITH_VARIABLES),
+    keras.random.SeedGenerator
+    | tf.random.Generator
+    | held_variables.WITH_VARIABLES
 )
+_SAVED |= keras.Variable | tf.Variable
 _taken: Any = weakref.WeakKeyDictionary()
 """By data set that shuffles, how many seeds it has taken."""
 _trained_on: Any = weakref.WeakSet()
@@ -106,27 +104,41 @@ def code_of(dataset: Any) -> list[Any]:
     """Returns the Python code that data calls as it is drawn, and its cells."""
 
     def inside(code: Any) -> list[Any]:
-        return [pipelines.generator_in(x) for _, x in cells_of(code)]
+        cells = held_variables.cells_of(code)
+        return [pipelines.generator_in(x) for _, x in cells]
 
     return [*walks.walked(pipelines.python_functions(dataset), inside)]
 
 
 def draws_by_itself(dataset: Any, source: Any) -> bool:
     """Whether Python code of data has a random state that nobody saves."""
-    saved = {*map(id, held_by(source).values())}
+    saved = {*map(id, held_variables.held_by(source).values())}
     code = code_of(dataset)
     found = held_variables.reachable([source, code], held_attributes.RANDOM)
     drawn = shuffles_of([*held_variables.reachable(code, tf.data.Dataset)])
     return bool(drawn) or any(id(each) not in saved for each in found)
 
 
-def state_of_code(datasets: list[Any]) -> StateOfCode:
+def may_draw(dataset: Any) -> bool:
+    """Whether Python code of data names a global random generator."""
+    used = [*walks.walked(code_of(dataset), held_variables.parts)]
+    functions = [x for x in used if isinstance(x, types.FunctionType)]
+    named = map(held_variables.names_used, functions)
+    owners = {id(getattr(each, "__self__", None)) for each in used}
+    drawn = owners.intersection(map(id, held_attributes.SAVED))
+    return bool(drawn) or any("random" in names for names in named)
+
+
+def state_of_code(datasets: list[Any]) -> held_variables.StateOfCode:
     """Returns the state of Python code that data calls, but for what is saved.
 
     Generators that it draws from are named before.
     """
     code = [each for dataset in datasets for each in code_of(dataset)]
-    return StateOfCode(code, lambda x: isinstance(x, _SAVED))
+    found = held_variables.reachable(code, held_attributes.RANDOM)
+    named = {*map(id, found)}
+    is_saved = lambda x: id(x) in named or isinstance(x, _SAVED)  # noqa: E731
+    return held_variables.StateOfCode(code, is_saved)
 
 
 def shuffles_of(datasets: list[Any]) -> list[tf.data.Dataset]:

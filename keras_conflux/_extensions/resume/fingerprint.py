@@ -16,6 +16,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
+from keras_conflux._compat import keras_models
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.checkpoint_files import Saved
@@ -109,10 +110,21 @@ def of_compile(model: keras.Model) -> dict[str, Any]:
 
 def of_metrics(model: keras.Model) -> dict[str, str]:
     """Returns the names of metrics that are built, as more settings."""
-    names = [each.name for each in compiled_parts.metrics_of(model)]
-    # They may have the number of the metric in this process.
-    named = [re.sub(r"_\d+$", "", name) for name in names]
-    return {f"metrics.{i}": name for i, name in enumerate(named)}
+    metrics = enumerate(compiled_parts.metrics_of(model))
+    return {f"metrics.{i}": _name(metric) for i, metric in metrics}
+
+
+def of_loop(model: keras.Model) -> dict[str, str]:
+    """Returns the same, and which layers a loop of one's own trains."""
+    layers = enumerate(keras_models.all_layers(model))
+    flags = ((i, x, "trained" if x.trainable else "frozen") for i, x in layers)
+    found = {f"layers.{i}": f"{_name(x)}, {flag}" for i, x, flag in flags}
+    return found | of_metrics(model)
+
+
+def _name(part: Any) -> str:
+    """Returns a name without the number of the part in this process."""
+    return re.sub(r"_\d+$", "", part.name)
 
 
 def _described(value: Any) -> Any:
@@ -139,7 +151,7 @@ def name_changed_settings(saved: Saved, here: dict[str, Any]) -> None:
     ]
     if changed:
         warn(
-            "The optimizers, losses or metrics are not set as when the "
+            "Optimizers, losses, metrics or layers are not set as when the "
             f"checkpoint {saved.path} was saved: {'; '.join(changed)}. A "
             "learning rate that is a number goes on from the checkpoint; all "
             "else is now as the program says. If that is not meant, set them "

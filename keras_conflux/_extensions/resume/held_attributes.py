@@ -25,13 +25,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._extensions.resume import held_variables
 from keras_conflux._extensions.resume import plain_values
-from keras_conflux._extensions.resume.users_code import FUNCTIONS
-from keras_conflux._extensions.resume.users_code import OF_KERAS
-from keras_conflux._extensions.resume.users_code import WITH_VARIABLES
-from keras_conflux._extensions.resume.users_code import StateOfCode
-from keras_conflux._extensions.resume.users_code import held_by
-from keras_conflux._graphs import walks
+from keras_conflux._extensions.resume.held_variables import FUNCTIONS
+from keras_conflux._extensions.resume.held_variables import OF_KERAS
+from keras_conflux._extensions.resume.held_variables import WITH_VARIABLES
+from keras_conflux._extensions.resume.held_variables import held_by
 from keras_conflux._replication import state
 
 _CONTAINERS = (list, dict, set, bytearray, collections.deque)
@@ -50,7 +49,7 @@ _WITHOUT_STATE = (
     (keras.Loss, keras.optimizers.schedules.LearningRateSchedule),
 )
 RANDOM = np.random.Generator, np.random.RandomState, random.Random
-_SAVED: Any = (random.random.__self__, np.random.normal.__self__)
+SAVED: Any = (random.random.__self__, np.random.normal.__self__)
 """The global generators, which each checkpoint has."""
 
 
@@ -80,12 +79,11 @@ class HeldAttributes:
         self._forms = _forms(of_classes | held)
         self._arrays = _references(held)
         """Those that a restart finds as well, and fills in place."""
-        self._shared = _shared(held)
         self._objects = self._without_form(held)
         """Those that no checkpoint has, as they are no plain values."""
         self._of_keras = _set_by_keras(owner)
         known = _saved_with(owner, held.keys()) | {*map(id, saved)}
-        self._code = StateOfCode(
+        self._code = held_variables.StateOfCode(
             _functions_in([*self._objects.values()]), lambda x: id(x) in known
         )
         self._name_what_is_lost(known)
@@ -124,11 +122,9 @@ class HeldAttributes:
         """Notes changes of an `on_epoch_begin`; the first one may declare."""
         if self._tells:
             return
-        now = _savable(self._owner)
-        before = self._before
-        self._arrays |= _references(
-            {k: v for k, v in now.items() if v is not before.get(k)}
-        )
+        now, before = _savable(self._owner), self._before
+        new = {k: v for k, v in now.items() if v is not before.get(k)}
+        self._arrays |= _references(new)
         self._note_changes(now)
         every = now | self._without_form(now)
         if self._made is None:
@@ -171,27 +167,24 @@ class HeldAttributes:
         lost |= others.keys() - self._set_anew
         if step:
             lost |= {x for x in others if isinstance(others[x], WITH_VARIABLES)}
-        parted = {k for k in replaced if _is_part(arrays[k], arrays.values())}
-        for names, _ in self._shared & _shared(found):
-            parted |= {*names.split(_AND)}
+        pairs = [(k, arrays[k], v) for k in replaced for v in arrays.values()]
+        shares = np.may_share_memory
+        parted = {k for k, v, x in pairs if v is not x and shares(v, x)}
         every = ((lost | parted) - self._of_keras) | self._code.changed()
         if new := every - self._named:
             self._named |= new
             warn(
                 f"{type(self._owner).__name__} has changed in training, and "
                 f"cannot be given back {sorted(new)} if it is interrupted. A "
-                "checkpoint, which may be of others, makes no attributes, no "
-                "views of arrays and nothing that two lists share, changes no "
-                "types, and sets no texts but those that were held when "
-                "training began. Set them in `__init__` to values of their "
-                "types, or write `state_dict()` and `load_state_dict(state)`."
+                "checkpoint, which may be of others, makes no attributes and "
+                "no views of arrays, changes no types, and sets no texts but "
+                "those that were held when training began. Set them in "
+                "`__init__` to values of their types, or write `state_dict()` "
+                "and `load_state_dict(state)`."
             )
         kept = {k: v for k, v in found.items() if k not in lost}
-        by_names = {
-            names + _AND * self._is_in_place(names, value): value
-            for names, value in _by_all_names(kept).items()
-        }
-        return copy.deepcopy(by_names)
+        named, here = _by_all_names(kept).items(), self._is_in_place
+        return copy.deepcopy({k + _AND * here(k, v): v for k, v in named})
 
     def _is_in_place(self, names: str, value: Any) -> bool:
         """Whether each name has had this array since the begin."""
@@ -339,30 +332,6 @@ def _references(values: dict[str, Any]) -> dict[str, weakref.ref]:
     return {k: weakref.ref(v) for k, v in found if isinstance(v, np.ndarray)}
 
 
-def _shared(values: dict[str, Any]) -> set[tuple[str, int]]:
-    """Returns the ids of containers that are in several values, by names."""
-
-    def elements(value: Any) -> list[Any]:
-        if not isinstance(value, (*_CONTAINERS, tuple)):
-            return []
-        return [*(value.values() if isinstance(value, dict) else value)]
-
-    found = [
-        (names, id(each))
-        for names, value in _by_all_names(values).items()
-        for each in walks.walked([value], elements)
-        if isinstance(each, _CONTAINERS)
-    ]
-    count = collections.Counter(each for _, each in found)
-    return {each for each in found if count[each[1]] > 1}
-
-
-def _is_part(array: np.ndarray, others: Iterable[np.ndarray]) -> bool:
-    """Whether an array has its memory together with another object."""
-    found = (each for each in others if each is not array)
-    return any(np.may_share_memory(array, each) for each in found)
-
-
 def _give(owner: Any, values: dict[str, Any], in_place: Container[str]) -> None:
     """Sets attributes, and fills objects that others may hold, too.
 
@@ -429,11 +398,10 @@ def _set_by_keras(owner: Any) -> set[str]:
     """Returns the attributes that methods of Keras or this package set."""
     if isinstance(owner, keras.callbacks.History):  # as callbacks may, too
         return set()
-    classes = type(owner).__mro__
-    of_keras = [x for x in classes if x.__module__.startswith(OF_KERAS)]
     return {
         step.argval
-        for each in of_keras
+        for each in type(owner).__mro__
+        if each.__module__.startswith(OF_KERAS)
         for function in vars(each).values()
         if isinstance(function, types.FunctionType)
         for step in dis.get_instructions(function)
@@ -444,9 +412,10 @@ def _set_by_keras(owner: Any) -> set[str]:
 def _saved_with(owner: Any, names: Iterable[str]) -> set[int]:
     """Returns the identities of what is saved with it, or with its model."""
     model = getattr(owner, "model", None) if _is_callback(owner) else None
+    saved = [owner, *type(owner).__mro__, *SAVED]
+    saved += [model, *state.stateful_objects(model)]
     every = map(held_by(owner).get, names)
-    changing = (x for x in every if isinstance(x, (*_CONTAINERS, *RANDOM)))
-    saved = (owner, model, *state.stateful_objects(model), *changing, *_SAVED)
+    saved += [x for x in every if isinstance(x, (*_CONTAINERS, *RANDOM))]
     return {*map(id, saved)} | _variables_of_model(owner)
 
 

@@ -19,7 +19,6 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import plain_values
-from keras_conflux._extensions.resume.compat import pipelines
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
@@ -81,7 +80,6 @@ class InputPosition(EpochObserver):
         self._here = Place()
         self.iterator: Any = None
         """Keras' epoch iterator."""
-        self._names_kept = False
         self.varies = False
         """Whether the data is known to be another each time."""
         self._batches = collections.deque[tuple[int, Tree]]([(-1, None)], 2)
@@ -129,9 +127,8 @@ class InputPosition(EpochObserver):
         self._shuffles = data_state.shuffles_of([dataset, *self._datasets])
         owner = private_state.py_dataset_of(iterator)
         self._held = HeldAttributes(owner, plain_values.mark)
-        self._code = data_state.state_of_code(
-            [dataset, self.validation.dataset]
-        )
+        drawn = [dataset, self.validation.dataset]
+        self._code = data_state.state_of_code(drawn)
         private_state.count_iterators(iterator, self._note_iterator)
 
     def restore(self, is_over: bool) -> bool:
@@ -181,7 +178,6 @@ class InputPosition(EpochObserver):
         here, start = self._here, self._start
         dataset = private_state.dataset_of(self.iterator)
         self._name_changed_by_code()
-        self._name_kept(dataset)
         here.drawn = here.drawn_before = 0
         if start is not None and start.begun:
             # After `on_epoch_begin` of callbacks, which may make and draw some.
@@ -201,24 +197,6 @@ class InputPosition(EpochObserver):
                 "This training cannot be resumed exactly if its data depends "
                 f"on {sorted(changed)}, which their Python code has changed, "
                 "and nobody saves. Hold them in a `keras.utils.PyDataset`."
-            )
-
-    def _name_kept(self, dataset: Any) -> None:
-        """Warns once of a cache of numbers that Python code has drawn."""
-        before, every = self._here.generators_at_begin, [dataset]
-        if before is None or self._names_kept:
-            return
-        every += self._datasets
-        kept = map(pipelines.operations_below_caches, every)
-        is_python = map(pipelines.is_python, itertools.chain(*kept))
-        drawn = {"numpy", "python"} & _further_on(before)
-        if drawn and any(is_python):
-            self._names_kept = True
-            self._warn(
-                "This training cannot be resumed exactly if its data, or its "
-                "validation data, keeps by `cache` random numbers that Python "
-                "code has drawn, as another process draws others. Call "
-                "`cache` before that code, or give it a file."
             )
 
     def _draw_again(self, source: Any) -> None:
@@ -247,10 +225,11 @@ class InputPosition(EpochObserver):
             start.generators_at_begin["variables"],
         )
         # Drawing again has repeated the draws of the user's Python code.
-        changed = set()
+        changed, digest = set(), plain_values.digest
         if private_state.calls_python(self.iterator):
-            begun = start.generators_at_begin
-            changed = _further_on(begun) if count else {*begun}
+            now, begun = random_generators.states(), start.generators_at_begin
+            differ = {k for k in now if digest(now[k]) != digest(begun[k])}
+            changed = differ if count else {*now}
         random_generators.set_states(start.generators, but=changed)
 
     def _assert_same(self, start: Place, batch: Tree) -> None:
@@ -271,9 +250,3 @@ class InputPosition(EpochObserver):
         if gap > 1:
             raise error
         self._warn(f"{error} Another processor may round pixels otherwise.")
-
-
-def _further_on(before: dict[str, Any]) -> set[str]:
-    """Returns which generators of this process stand elsewhere by now."""
-    now, digest = random_generators.states(), plain_values.digest
-    return {name for name in now if digest(now[name]) != digest(before[name])}

@@ -24,7 +24,6 @@ from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import held_variables
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
-from keras_conflux._extensions.resume import trainable_layers
 from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import compiled_parts
@@ -114,8 +113,7 @@ def save(
                     "loop": state,
                     "generators": generators,
                     "built for": compiled_parts.built_for(model),
-                    "compiled": settings | fingerprint.of_metrics(model),
-                    "trainable": trainable_layers.flags_of(model),
+                    "compiled": settings | fingerprint.of_loop(model),
                 }
                 said = writer.write(root, (step, 0), weights, values, keep)
                 if said:
@@ -194,9 +192,8 @@ def load(
     with errors_reported_to_all("loading a checkpoint"):
         _build_as_saved(model, saved)
         model_state.restore(model, saved)
-    named = fingerprint.of_metrics(model)
-    fingerprint.name_changed_settings(saved, settings | named)
-    trainable_layers.name_changed(model, saved)
+    of_loop = fingerprint.of_loop(model)
+    fingerprint.name_changed_settings(saved, settings | of_loop)
     random_generators.set_states(_own(saved.state["generators"]))
     if savers := _savers[saved.path.parent.resolve()]:
         savers.add(model)

@@ -35,7 +35,6 @@ from keras_conflux._extensions.resume.resume import Resume
 from keras_conflux._extensions.resume.resume import SavingInterval
 from keras_conflux._extensions.resume.signals import Preemption
 from keras_conflux._extensions.resume.trainable_layers import TrainableLayers
-from keras_conflux._extensions.resume.users_code import held_by
 from keras_conflux._extensions.resume.writer import CheckpointWriter
 from keras_conflux._extensions.resume.writer import write
 from keras_conflux._fit import first_process
@@ -81,10 +80,12 @@ class ResumableFit(keras.callbacks.CallbackList):
         validation = data_state.ValidationData(given["validation_data"])
         self._data_given = [given["x"], validation.source]
         self._stateful = [x for x in callbacks if not isinstance(x, _STATELESS)]
-        self._held = [*map(held_by, self._stateful)]
+        self._held = [*map(held_variables.held_by, self._stateful)]
         held = [*self._held, *self._data_given]
         others = [*held_variables.reachable(held, tf.data.Dataset)]
         self._saved = saved
+        self._redrawn: Saved | None = None
+        """The checkpoint, before the first step after batches drawn again."""
         self._parts = parts
         self._resume = resume
         self._interval = SavingInterval(resume.every)
@@ -204,11 +205,9 @@ class ResumableFit(keras.callbacks.CallbackList):
             ),
         }
         of_callbacks = [id(x) for each in self._held for x in each.values()]
-        if any(
-            isinstance(x, RANDOM) and id(x) in of_callbacks
-            for data in self._data_given
-            for x in held_by(data).values()
-        ):
+        attributes = map(held_variables.held_by, self._data_given)
+        of_data = [x for each in attributes for x in each.values()]
+        if any(id(x) in of_callbacks for x in of_data if isinstance(x, RANDOM)):
             found["data"].append(
                 "a callback may draw from its random generator as well (give "
                 "each a generator of its own)"
@@ -254,11 +253,15 @@ class ResumableFit(keras.callbacks.CallbackList):
         # Callbacks and Keras have begun an epoch, in whose middle this is.
         if self._saved is not None and self.position.skipped:
             self._restore(self._saved)
+            self._redrawn = self._saved
         self._saved = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Saves, if it is time. A signal ends the process after that."""
         private_state.flush_callbacks(self)
+        if self._redrawn is not None:  # data may share what callbacks hold
+            self._states.restore(self._redrawn.state["callbacks"])
+        self._redrawn = None
         self._ended, self._is_in_step = batch, True
         if batch:
             self._save_if_due(batch, self._interval.is_over(self._done + batch))

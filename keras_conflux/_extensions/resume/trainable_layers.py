@@ -6,7 +6,6 @@ import keras
 
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
-from keras_conflux._extensions.resume.checkpoint_files import Saved
 
 
 class TrainableLayers:
@@ -67,27 +66,6 @@ class TrainableLayers:
 
     def _now(self) -> dict[int, bool]:
         return {id(x): bool(x.trainable) for x in _parts(self._model)}
-
-
-def flags_of(model: keras.Model) -> list[bool]:
-    """Returns which layers and weights are trained."""
-    return [bool(each.trainable) for each in _parts(model)]
-
-
-def name_changed(model: keras.Model, saved: Saved) -> None:
-    """Warns where `flags_of` differs from a checkpoint's."""
-    parts, flags = _parts(model), saved.state.get("trainable", [])
-    names = [
-        each.name
-        for each, flag in zip(parts, flags, strict=False)
-        if bool(each.trainable) != flag
-    ]
-    if names:
-        warn(
-            f"{saved.path} was saved when `trainable` had other values, of "
-            f"{names}. They are as the program has set them now. If a loop had "
-            "changed them by then, let it do so again after `kc.load`."
-        )
 
 
 def _parts(model: keras.Model) -> list[Any]:

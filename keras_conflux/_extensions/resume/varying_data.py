@@ -66,12 +66,21 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         return
     if dataset.options().deterministic is False:
         yield "its option `deterministic` is False"
-    kept = pipelines.operations_below_caches(dataset)
-    if any(Effect.WRITES in of_type(operation.type) for operation in kept):
+    if any(
+        Effect.WRITES in of_type(operation.type)
+        for each in pipelines.caches_below(dataset)
+        for below in pipelines.datasets_below(each)
+        for operation in pipelines.operations_of_dataset(below)
+    ):
         yield (
             "it keeps by `cache` values computed with variables that go on, "
             "such as of a `SeedGenerator` (call `cache` before that `map`, or "
             "give it a file)"
+        )
+    if any(map(data_state.may_draw, pipelines.caches_below(dataset))):
+        yield (
+            "it keeps by `cache` what Python code has made, which uses random "
+            "numbers (call `cache` before that code, or give it a file)"
         )
     for each in pipelines.datasets_below(dataset):
         seeds = pipelines.seeds_of_dataset(each)

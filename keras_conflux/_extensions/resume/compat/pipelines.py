@@ -94,13 +94,12 @@ def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
     return [each for graph in every for each in graph.get_operations()]
 
 
-def operations_below_caches(dataset: Any) -> Iterator[tf.Operation]:
-    """Yields the operations of what this process draws once, and keeps."""
+def caches_below(dataset: Any) -> Iterator[tf.data.Dataset]:
+    """Yields the data sets that this process draws once, and keeps."""
     for each in datasets_below(dataset):
         file = getattr(each, "_filename", None)  # of a cache alone
         if file is not None and not tf.get_static_value(file):
-            for below in datasets_below(each):
-                yield from operations_of_dataset(below)
+            yield each
 
 
 def variables_of_dataset(dataset: Any) -> list[tf.Variable]:
