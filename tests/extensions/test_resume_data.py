@@ -22,7 +22,6 @@ from test_resume import Killed
 from test_resume import unseeded
 
 import keras_conflux as kc
-from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fit as resumed_fit
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import varying_data
@@ -890,7 +889,7 @@ class Large(Reordered):
 
 @pytest.mark.long
 def test_large_arrays_of_a_pydataset(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_state, "_LARGE", 8 * len(X) - 1)
+    monkeypatch.setattr(plain_values, "_LARGE", 8 * len(X) - 1)
     assert_goes_on(tmp_path, lambda: {"x": Large()})
     with np.load(checkpoint(tmp_path) / "state.npz") as found:
         state = str(found["text"])
