@@ -85,7 +85,7 @@ MORE_FAULTS = {
     "waits at a barrier": (OTHER_PLACE + "process 1: a barrier", 5),
     "gets stuck": ("ProcessError: .*has waited for 40 s for another", 60),
     "measures alone": ("process 1: the begin of fit with Throughput of", 60),
-    "other data": (OTHER_PLACE + "checksums", 60),
+    "other data": ("have drawn different batches: .*checksums", 60),
     "fewer batches": (OTHER_PLACE + "checksums", 60),
     "fails in the graph": ("process 1 has raised Invalid.*: not finite", 60),
     "sleeps": ("nothing", 30),
