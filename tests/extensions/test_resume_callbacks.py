@@ -228,6 +228,11 @@ def using(counter):
     return lambda one, held=counter: first.step(one)
 
 
+def endless():
+    held = [0, 1]
+    return [*held, held.append(held) or held]
+
+
 def turning(held):
     def turn():
         held[0], held[-1] = held[-1], held[0]
@@ -276,6 +281,7 @@ HOLDING = {
     "an object that it uses": (lambda: using(Patience()), True),
     "an object in a list": (lambda: using([Patience(), 1]), True),
     "a list of objects": (lambda: turning([Patience(), Patience()]), True),
+    "a list in itself": (lambda: turning(endless()), True),
     "many objects": (lambda: turning([Patience()] * 2000 + [Patience()]), True),
     "a pair in many": (lambda: turning([("a", i) for i in range(2000)]), True),
     "a namespace": (lambda: counting_in(types.SimpleNamespace(n=1)), True),

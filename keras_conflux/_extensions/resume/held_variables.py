@@ -192,7 +192,7 @@ class StateOfCode:
             if not self._is_saved(value)
         }
 
-    def _mark(self, value: Any) -> Any:
+    def _mark(self, value: Any, depth: int = 0) -> Any:
         """Returns a mark of what a value is, `None` if it tells nothing."""
         if isinstance(value, _SCALARS):
             return value
@@ -200,9 +200,9 @@ class StateOfCode:
             return hash(frozenset(value))
         if isinstance(value, CONTAINERS):
             values = value.values() if isinstance(value, dict) else ()
-            known = _SCALARS if len(value) > _MOST else object
+            known = _SCALARS if len(value) > _MOST or depth > 3 else object
             marks = (
-                self._mark(x) if isinstance(x, known) else id(x)
+                self._mark(x, depth + 1) if isinstance(x, known) else id(x)
                 for x in (*value, *values)
             )
             return hash((*marks,))
