@@ -59,17 +59,16 @@ class TrainableLayers:
             return
         # Layers inside of others, and weights, come after them, and are set
         # by them, too.
-        for each in _parts(self._model):
+        for each in self._parts():
             each.trainable = wanted[id(each)]
         self._model.make_train_function(force=True)
         self.note_traced()
 
     def _now(self) -> dict[int, bool]:
-        return {id(x): bool(x.trainable) for x in _parts(self._model)}
+        return {id(each): bool(each.trainable) for each in self._parts()}
 
-
-def _parts(model: keras.Model) -> list[Any]:
-    return [*keras_models.all_layers(model), *model.weights]
+    def _parts(self) -> list[Any]:
+        return [*keras_models.all_layers(self._model), *self._model.weights]
 
 
 def _differ(before: dict[int, bool], now: dict[int, bool]) -> bool:
