@@ -177,9 +177,7 @@ def test_objects_that_could_lose_their_state_are_named(tmp_path):
         linear(kc.Resume(tmp_path / "c"), lambdas)
 
 
-def counter():
-    count = 0
-
+def counter(count=0):
     def following():
         nonlocal count
         count += 1
@@ -303,6 +301,8 @@ HOLDING = {
     "a global generator": (lambda: np.random.normal, False),
     "a global generator of Python": (lambda: random.random, False),
     "a number": (lambda: lambda one=1: one + 2, False),
+    "no number": (lambda: lambda one=float("nan"): one + 2, False),
+    "a number below zero": (lambda: counter(-3), True),
     "a table": (lambda: {1: 2}.get, False),
 }
 

@@ -195,9 +195,9 @@ class StateOfCode:
     def _mark(self, value: Any, depth: int = 0) -> Any:
         """Returns a mark of what a value is, `None` if it tells nothing."""
         if isinstance(value, _SCALARS):
-            return value
+            return value and (value,)  # where a NaN equals itself
         if isinstance(value, set | frozenset):
-            return hash(frozenset(value))
+            return frozenset(value)
         if isinstance(value, CONTAINERS):
             values = value.values() if isinstance(value, dict) else ()
             known = _SCALARS if len(value) > _MOST or depth > 3 else object
@@ -205,14 +205,14 @@ class StateOfCode:
                 self._mark(x, depth + 1) if isinstance(x, known) else id(x)
                 for x in (*value, *values)
             )
-            return hash((*marks,))
+            return (*marks,)
         if isinstance(value, WITH_VARIABLES):
             owned = [x for x in value.variables if not self._is_saved(x)]
             return (*(plain_values.mark(each.numpy()) for each in owned),)
         if access := plain_values.access(value):
             value = plain_values.State(access[0]())
         if isinstance(value, np.ndarray) and value.dtype.hasobject:
-            return hash((*map(id, value.flat),))
+            return (*map(id, value.flat),)
         if not isinstance(value, tf.Tensor) and plain_values.is_plain(value):
             return plain_values.mark(value)
         if isinstance(value, (*FUNCTIONS, io.IOBase)):
