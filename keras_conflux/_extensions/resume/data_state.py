@@ -24,11 +24,10 @@ from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._graphs import walks
 
 _SAVED = (
-    keras.random.SeedGenerator
-    | tf.random.Generator
-    | held_variables.WITH_VARIABLES
+    *(keras.random.SeedGenerator, tf.random.Generator),
+    *(keras.Variable, tf.Variable, held_variables.WITH_VARIABLES),
 )
-_SAVED |= keras.Variable | tf.Variable
+"""The state of code that comes back with the variables of data."""
 _taken: Any = weakref.WeakKeyDictionary()
 """By data set that shuffles, how many seeds it has taken."""
 _trained_on: Any = weakref.WeakSet()
@@ -135,9 +134,11 @@ def state_of_code(datasets: list[Any]) -> held_variables.StateOfCode:
     Generators that it draws from are named before.
     """
     code = [each for dataset in datasets for each in code_of(dataset)]
-    found = held_variables.reachable(code, held_attributes.RANDOM)
-    named = {*map(id, found)}
-    is_saved = lambda x: id(x) in named or isinstance(x, _SAVED)  # noqa: E731
+    named = {*map(id, held_variables.reachable(code, held_attributes.RANDOM))}
+
+    def is_saved(each: Any) -> bool:
+        return id(each) in named or isinstance(each, _SAVED)
+
     return held_variables.StateOfCode(code, is_saved)
 
 
