@@ -519,7 +519,8 @@ def test_env_runs_what_the_command_leaves_out(backend, expected):
 
 
 def test_a_signal_has_a_name():
-    ended = check._result(CHECKS[0], -signal.SIGSEGV, [], "", None)
+    said = {"doing": "its start"}
+    ended = check._result(CHECKS[0], -signal.SIGSEGV, said, "")
     assert "Segmentation fault" in ended.text
 
 

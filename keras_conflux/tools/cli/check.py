@@ -148,30 +148,29 @@ def run_check(check: Check, devices: int) -> Result:
         out, err = process.communicate()
     finally:  # also after an interrupt
         _kill_group(process)
-    said = _documents(out)
-    at = next((each["doing"] for each in said[::-1] if "doing" in each), None)
+    said = {"doing": "its start"}
+    for each in out.splitlines():
+        with contextlib.suppress(TypeError, ValueError):  # it is no document
+            said |= json.loads(each)
     if is_late:
-        text = f"hangs: ended after {check.limit:g} s in {at or 'its start'}"
+        text = f"hangs: ended after {check.limit:g} s in {said['doing']}"
         result = Result(check.name, "wrong", text, check.if_it_hangs)
     else:
-        result = _result(check, process.returncode, said, err, at)
+        result = _result(check, process.returncode, said, err)
     seconds = round(time.monotonic() - began, 1)
     return dataclasses.replace(result, seconds=seconds)
 
 
 def _result(
-    check: Check, status: int, said: list[Any], err: str, at: str | None
+    check: Check, status: int, said: dict[str, Any], err: str
 ) -> Result:
     """Returns the result of a check that has ended by itself."""
-    for document in said:
-        if "wrong" in document:
-            text, todo = document["wrong"], document["todo"]
-            return Result(check.name, "wrong", text, todo)
-    passed = next((each for each in said if "text" in each), None)
-    if status == 0 and passed:
-        todo, values = passed["slow"] or "", passed["values"]
+    if "wrong" in said:
+        return Result(check.name, "wrong", said["wrong"], said["todo"])
+    if status == 0 and "text" in said:
+        todo, values = said["slow"] or "", said["values"]
         usable = "slow" if todo else "good"
-        return Result(check.name, usable, passed["text"], todo, values=values)
+        return Result(check.name, usable, said["text"], todo, values=values)
     how = f"exit status {status}"
     if status < 0:
         how = signal.strsignal(-status) or f"signal {-status}"
@@ -179,7 +178,7 @@ def _result(
     return Result(
         check.name,
         "wrong",
-        f"ended ({how}) in {at or 'its start'}: {last}",
+        f"ended ({how}) in {said['doing']}: {last}",
         f"`keras-conflux check --only {check.name} --json` and "
         "`keras-conflux env`, and report both",
     )
@@ -197,12 +196,3 @@ def _kill_group(process: "subprocess.Popen[str]") -> None:
         # Not reaped, so the number still belongs to its group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def _documents(output: str) -> list[dict[str, Any]]:
-    """Returns the lines of JSON."""
-    found = []
-    for line in output.splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
-    return found
