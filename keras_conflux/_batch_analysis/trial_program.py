@@ -1,6 +1,7 @@
 """The operations that make a tensor, run by themselves on random samples."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable
@@ -64,6 +65,7 @@ class Results(NamedTuple):
     parts find: conditions, numbers of a loop's turns, and `_truths`."""
 
 
+@dataclasses.dataclass(eq=False)
 class RandomValues:
     """Draws values for tensors of any shape.
 
@@ -73,19 +75,14 @@ class RandomValues:
     are `steps`, if those are not `None`.
     """
 
-    def __init__(
-        self,
-        scale: float | None,
-        integers: tuple[int, int],
-        seed: int,
-        rare: float | None = None,
-        steps: float | None = None,
-    ) -> None:
-        self._scale = scale
-        self._integers = integers
+    scale: float | None
+    integers: tuple[int, int]
+    seed: dataclasses.InitVar[int]
+    rare: float | None = None
+    steps: float | None = None
+
+    def __post_init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
-        self._rare = rare
-        self._steps = steps
 
     def rows(self, tensor: tf.Tensor, axis: int, samples: int) -> Any:
         """Returns entries for a number of samples along an axis."""
@@ -93,19 +90,19 @@ class RandomValues:
         if tensor.dtype == tf.variant:  # a list that gradients keep
             raise NotDerivable(tensor.name)
         shape[axis] = samples
-        found = self._numbers(shape, tensor.dtype, self._scale)
-        types = "fi" if self._rare in (-1, 0) else "f"
-        if self._rare is not None and found.dtype.kind in types:
+        found = self._numbers(shape, tensor.dtype, self.scale)
+        types = "fi" if self.rare in (-1, 0) else "f"
+        if self.rare is not None and found.dtype.kind in types:
             some = np.moveaxis(found, axis, 0)[::2]  # a view
-            some[self._random.integers(0, 4, some.shape) == 0] = self._rare
+            some[self._random.integers(0, 4, some.shape) == 0] = self.rare
         return found
 
     def shared(self, shape: Sequence[int], dtype: tf.DType) -> Any:
         """Returns a value that all samples share, and that is not large."""
-        scale = None if self._scale is None else 1
+        scale = None if self.scale is None else 1
         found = self._numbers(shape, dtype, scale)
-        if self._steps is not None and not shape and not dtype.is_bool:
-            found = np.minimum(self._steps, dtype.max).astype(found.dtype)
+        if self.steps is not None and not shape and not dtype.is_bool:
+            found = np.minimum(self.steps, dtype.max).astype(found.dtype)
         return found
 
     def _numbers(
@@ -119,7 +116,7 @@ class RandomValues:
         elif dtype.is_bool:
             found = self._random.integers(0, 2, count)
         elif dtype.is_integer:
-            low, high = np.log1p(self._integers)
+            low, high = np.log1p(self.integers)
             found = np.expm1(self._random.uniform(low, high, count))
         else:
             raise NotDerivable(str(dtype))
@@ -144,7 +141,7 @@ class RandomValues:
         shape = [samples, *_closed(leaf.shape.as_list()[1:])]
         places = np.argwhere(self._random.integers(0, 2, shape))
         dtype = leaf.values.dtype
-        values = self._numbers([len(places)], dtype, self._scale)
+        values = self._numbers([len(places)], dtype, self.scale)
         return [places.astype(np.int64), values, np.asarray(shape, np.int64)]
 
 

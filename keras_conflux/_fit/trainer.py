@@ -70,7 +70,9 @@ def fit(*args: Any, **kwargs: Any) -> Any:
 
 
 def _fit(call: calls.KerasCall) -> Any:
-    call.callbacks = calls.with_log_sources_first(call.callbacks)
+    call.callbacks = sorted(
+        call.callbacks, key=lambda each: not isinstance(each, calls.LogSource)
+    )
     plan, history = _run(call)
     if plan is None:
         return history

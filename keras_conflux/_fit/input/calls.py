@@ -76,11 +76,6 @@ class LogSource(keras.callbacks.Callback):
     """
 
 
-def with_log_sources_first(callbacks: list[Any]) -> list[Any]:
-    """Returns callbacks with those in front that add to the logs."""
-    return sorted(callbacks, key=lambda each: not isinstance(each, LogSource))
-
-
 def log_sources_in_words(callbacks: list[Any]) -> str:
     """Returns how messages say which callbacks add to the logs."""
     sources = [each for each in callbacks if isinstance(each, LogSource)]

@@ -198,7 +198,9 @@ class Writes(Exit):
             for variable in self._by_program.values()
             if is_replicated(keras_variables.backing(variable))
         ]
-        self._warn_of_counters([*filter(late_writes.is_counter, replicated)])
+        for counter in filter(late_writes.is_counter, replicated):
+            if not self._all_come(self._values(counter)[0], repeated=True):
+                _warn_of_inner_write(self.step, counter)
         unclear: list[keras.Variable] = []
         for weight in itertools.filterfalse(late_writes.is_counter, replicated):
             values, traced_here = self._values(weight)
@@ -223,12 +225,6 @@ class Writes(Exit):
         if self.step.kinds.is_blind:
             return [], False
         return self.step.kinds.written(state.own_copy(weight).handle)
-
-    def _warn_of_counters(self, variables: list[keras.Variable]) -> None:
-        """Warns of metrics' counts where replicas may not come together."""
-        for counter in variables:
-            if not self._all_come(self._values(counter)[0], repeated=True):
-                _warn_of_inner_write(self.step, counter)
 
     def _are_equal(self, values: _Values, traced_here: bool) -> bool:
         """Whether all replicas surely write the same, wherever they do."""
