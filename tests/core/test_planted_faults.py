@@ -70,7 +70,7 @@ PLACES = {
     "copies": f"{REPLICATION}.state:copies",
     "count": f"{NUMERICS}.late_writes:own_share",
     "gather": f"{NUMERICS}.global_values:gathered",
-    "logs": f"{NUMERICS}.returns:Logs.merge",
+    "logs": f"{NUMERICS}.returns:Logs.merged",
     "make global": f"{NUMERICS}.gradients:_made_global",
     "move a batch": f"{FIT}.input.batch_sharder:BatchSharder._one",
     "promote": f"{REPLICATION}.promotion:_promote_variable",
@@ -399,8 +399,8 @@ def _finite_somewhere(original, self, op, *args):
     return original(self, "max" if op == "min" else op, *args)
 
 
-def _logs_of_first(original, logs, merged):
-    merged.result = merged.outputs[0]
+def _logs_of_first(original, logs, outputs, *_):
+    return outputs[0]
 
 
 def _no_weight(original, self, op, tree, *_, **__):

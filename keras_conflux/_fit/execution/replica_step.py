@@ -20,12 +20,12 @@ from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.draws import Draws
 from keras_conflux._fit.numerics.exit import Exit
-from keras_conflux._fit.numerics.exit import Merged
 from keras_conflux._fit.numerics.exit import TraceAgain
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.returns import Logs
 from keras_conflux._fit.numerics.returns import Predictions
+from keras_conflux._fit.numerics.returns import Returns
 from keras_conflux._fit.numerics.warnings import plain_variables
 from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
 from keras_conflux._fit.numerics.writes import Writes
@@ -43,7 +43,7 @@ class ReplicaStep:
     `on_whole_batch` runs the step of one device, which needs none of this.
     """
 
-    returns: type[Exit]
+    returns: type[Returns]
     """The way out of its results."""
     of = "fit or evaluate"
     """The methods of a model that run it."""
@@ -183,10 +183,7 @@ class ReplicaStep:
 
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
         """Makes one result of the replicas' results."""
-        merged = Merged(outputs, fractions, sizes)
-        for each in self._exits(self._steps[0]):
-            each.merge(merged)
-        return merged.result
+        return self.returns.of(self._steps[0]).merged(outputs, fractions, sizes)
 
     def agree(self) -> None:
         """Raises unless all processes have traced the same."""

@@ -12,20 +12,6 @@ from keras_conflux._replication.steps import Part
 
 
 @dataclasses.dataclass
-class Merged:
-    """The results of the replicas' steps, and the merged result."""
-
-    outputs: list[Tree]
-    """One of each replica."""
-    fractions: list[Any]
-    """Their samples over the global batch's."""
-    sizes: list[Any]
-    """How many samples each has, or `None` if it surely has some."""
-    result: Tree = None
-    """The result that one device would have returned."""
-
-
-@dataclasses.dataclass
 class TraceFindings:
     """Reasons in traces to trace their step in another way.
 
@@ -69,6 +55,3 @@ class Exit(Part):
     def report(self, findings: TraceFindings) -> None:
         """Adds reasons against the trace."""
         findings.counted = findings.counted or self.counted
-
-    def merge(self, merged: Merged) -> None:
-        """Merges the values of all replicas, outside of them."""

@@ -20,7 +20,6 @@ from keras_conflux._common import trees
 from keras_conflux._communication import dtypes
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics.exit import Exit
-from keras_conflux._fit.numerics.exit import Merged
 from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.global_values import own_rows
@@ -43,7 +42,7 @@ class _Result(NamedTuple):
     """Whether the metric has not changed since."""
 
 
-class _Returns(Exit):
+class Returns(Exit):
     """The results of a step, of which replicas return a leaf each.
 
     They become one leaf: "first" where they are equal, "rows" where each has
@@ -52,17 +51,23 @@ class _Returns(Exit):
 
     _merge_by: list[str]
 
-    def merge(self, merged: Merged) -> None:
-        """See `Exit`."""
-        each = [keras.tree.flatten(one) for one in merged.outputs]
+    def merged(
+        self, outputs: list[trees.Tree], fractions: list, sizes: list
+    ) -> trees.Tree:
+        """Returns the result of one device, outside of all replicas.
+
+        It takes the replicas' results, their samples over the global batch's,
+        and how many samples each has, or `None` if it surely has some.
+        """
+        each = [keras.tree.flatten(one) for one in outputs]
         leaves = [
-            _merged(leaves, role, merged.fractions, merged.sizes)
+            _merged(leaves, role, fractions, sizes)
             for role, *leaves in zip(self._merge_by, *each, strict=True)
         ]
-        merged.result = keras.tree.pack_sequence_as(merged.outputs[0], leaves)
+        return keras.tree.pack_sequence_as(outputs[0], leaves)
 
 
-class Logs(_Returns):
+class Logs(Returns):
     """The results of `train_step` and `test_step`, for callbacks."""
 
     def __init__(self, step: Step) -> None:
@@ -146,17 +151,19 @@ class Logs(_Returns):
             leaves.append(leaf)
         return keras.tree.pack_sequence_as(output, leaves)
 
-    def merge(self, merged: Merged) -> None:
-        """Makes the logs of the global batch.
+    def merged(
+        self, outputs: list[trees.Tree], fractions: list, sizes: list
+    ) -> trees.Tree:
+        """Returns the logs of the global batch. See `Returns`.
 
-        Results of a model's metrics come from all replicas' counts. See `Exit`.
+        Results of a model's metrics come from all replicas' counts.
         """
-        super().merge(merged)
-        leaves = keras.tree.flatten(merged.result)
+        result = super().merged(outputs, fractions, sizes)
+        leaves = keras.tree.flatten(result)
         for position, compute in self._computed.items():
             # It may be a variable.
             leaves[position] = keras.ops.convert_to_tensor(compute())
-        merged.result = keras.tree.pack_sequence_as(merged.outputs[0], leaves)
+        return keras.tree.pack_sequence_as(result, leaves)
 
 
 class _Noting:
@@ -186,7 +193,7 @@ class _Noting:
         return value
 
 
-class Predictions(_Returns):
+class Predictions(Returns):
     """The results of `predict_step`: the outputs for the global batch."""
 
     is_local = False
