@@ -253,7 +253,6 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
         strategy = strategy or distribution_strategy()
         if strategy is not None:
             promotion.promote(model, strategy)
-    model_options.apply_data_contract(model)
     if not isinstance(strategy, ReplicatedStrategy):
         return None
     if strategy.communicator.size > 1:

@@ -20,8 +20,6 @@ DataContract: TypeAlias = Literal["global", "local"]
 
 _chosen: Any = weakref.WeakKeyDictionary()
 """By model, the options that `replicate` was given, by their names."""
-_applied: Any = weakref.WeakKeyDictionary()
-"""By model, the `data` that its functions were made for."""
 _SAYS = {
     "data": "what `fit`, `evaluate` and `predict` of a model read",
     "reshuffle": "how `fit` of a model shuffles arrays",
@@ -78,6 +76,7 @@ def choose(
     if data is not None:
         if process_count() > 1 and data != data_contract_of(model):
             running.assert_not_running([model], f"{change}data={data!r})")
+            traced_functions.forget(model)
         chosen["data"] = data
     if reshuffle is not None:
         chosen["reshuffle"] = reshuffle
@@ -98,16 +97,6 @@ def _option(model: Any, name: str, default: Any) -> Any:
     return _chosen.get(model, {}).get(name, default)
 
 
-def apply_data_contract(model: keras.Model) -> None:
-    """Drops functions of a model that were made for the other contract."""
-    if process_count() == 1:
-        return
-    data = data_contract_of(model)
-    if _applied.setdefault(model, data) != data:
-        traced_functions.forget(model)
-        _applied[model] = data
-
-
 def data_contract_of(model: keras.Model) -> str:
     """Returns the contract by which the next call of `fit` will read."""
     distribution = keras.distribution.distribution()
@@ -117,7 +106,7 @@ def data_contract_of(model: keras.Model) -> str:
 
 def reads_own_part(model: keras.Model) -> bool:
     """Whether each of several processes brings its own part of the data."""
-    return _applied.get(model) == "local"
+    return process_count() > 1 and data_contract_of(model) == "local"
 
 
 def reshuffles(model: keras.Model) -> bool:

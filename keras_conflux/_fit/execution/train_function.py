@@ -18,6 +18,7 @@ from keras_conflux._fit.input.device_batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.specs import specs_of_whole
 from keras_conflux._fit.input.step_groups import not_the_end
+from keras_conflux._replication import model_options
 from keras_conflux._replication import promotion
 from keras_conflux._replication.replica_context import outside_of_replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -95,6 +96,9 @@ _plans: Any = weakref.WeakKeyDictionary()
 
 
 def is_of_other_mode(function: Any, model: keras.Model) -> bool:
-    """Whether a function was made for graphs and runs eagerly now, or not."""
+    """Whether a function was made to run, or to read data, in another way."""
     plan = _plans.get(function) if function is not None else None
-    return plan is not None and plan.eager != keras_models.runs_eagerly(model)
+    return plan is not None and (
+        plan.eager != keras_models.runs_eagerly(model)
+        or plan.is_local != model_options.reads_own_part(model)
+    )
