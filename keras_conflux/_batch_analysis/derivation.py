@@ -1,8 +1,6 @@
 """The operations between tensors with known global values and a result."""
 
-import collections
 import dataclasses
-import functools
 from collections.abc import Collection
 from collections.abc import Iterable
 from typing import Any
@@ -39,7 +37,8 @@ class Derivation:
     Args:
         result: The computed tensor.
         sources: By their ids, the known tensors.
-        operations: The operations between, in the order of their computation.
+        operations: The operations between, in the order of their computation,
+            and the captures.
         outside: By the ids of an inner graph's captures, the tensors outside.
     """
 
@@ -57,22 +56,15 @@ class Derivation:
 
         Computed values are added to `known`.
         """
-        found = _Known(known, self.outside)
-        copy = functools.partial(rewriting.copied, gradient=gradient)
-        rewriting.copy_region(self.operations, found, copy)
-        return found[id(self.result)]
 
+        def copy(operation: tf.Operation, inputs: list[tf.Tensor]) -> Any:
+            captured = self.outside.get(id(operation.outputs[0]))
+            if captured is not None:
+                return [known[id(captured)]]
+            return rewriting.copied(operation, inputs, gradient)
 
-class _Known(collections.ChainMap[int, tf.Tensor]):
-    """Values by id; for an inner graph's capture, the value outside."""
-
-    def __init__(self, known: Any, outside: dict[int, tf.Tensor]) -> None:
-        super().__init__(known)
-        self._outside = outside
-
-    def __missing__(self, key: int) -> tf.Tensor:
-        self[key] = self[id(self._outside[key])]
-        return self[key]
+        rewriting.copy_region(self.operations, known, copy)
+        return known[id(self.result)]
 
 
 def derivation_of(
@@ -109,7 +101,7 @@ def derivation_of(
         return tensor.op.inputs
 
     in_order = walks.by_need([result], needs)
-    given = {*known, *found.sources, *found.outside}
+    given = {*known, *found.sources}
     computed = [each.op for each in in_order if id(each) not in given]
     found.operations = [*dict.fromkeys(computed)]
     return found
