@@ -48,12 +48,9 @@ def _written(program: Any) -> list[tf.Variable]:
     A graph lists those of one replica where replicas share a trace.
     """
     handles: dict[int, Any] = {}
-    listed: list[Any] = []
     for graph in tensorflow_tracing.traces_of(program):
         handles |= {id(x): x for x, found in effects.writes(graph) if found}
-        listed += graph.variables
-    listed += map(resources.container_of, handles.values())
-    known = [each for each in listed if each is not None]
+    known = resources.variables_behind(handles.values()).values()
     copies = {id(x): x for each in known for x in state.copies(each)}
     return [x for x in copies.values() if id(x.handle) in handles]
 
