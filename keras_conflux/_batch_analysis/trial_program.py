@@ -241,23 +241,18 @@ class TrialProgram:
         return new
 
     def _follow(self, output: tf.Tensor, kinds: KindInference) -> None:
-        waiting = [output]
-        while waiting:
-            tensor = waiting.pop()
-            if id(tensor) in self._sources or id(tensor) in self._handed_on:
-                continue
+        def made_of(tensor: tf.Tensor) -> Iterable[tf.Tensor]:
             kind = self._kind(tensor, kinds)
             may_be_source = tensor is not output or tensor.op.type in _READS
             if may_be_source and self._is_source(tensor, kind, kinds):
                 self._sources[id(tensor)] = tensor, kind
-                continue
+                return ()
             if (given := _handed_on(tensor)) is not None:
                 self._handed_on[id(tensor)] = given
-                waiting.append(given)
-                continue
+                return [given]
             operation = tensor.op
             if operation in self._operations:
-                continue
+                return ()
             is_known = effects.only_reads(operation)
             if operation.type in drawn.RULES:  # by a sample's place, if open
                 is_known &= operation.outputs[0].shape.is_fully_defined()
@@ -269,7 +264,10 @@ class TrialProgram:
                 self._told.append((operation.outputs[0], False))
             if len(self._operations) > _MAX_OPERATIONS:
                 raise NotDerivable(operation.name)
-            waiting.extend(operation.inputs)
+            return operation.inputs
+
+        for _ in walks.walked([output], made_of):
+            pass
 
     def _kind(self, tensor: tf.Tensor, kinds: KindInference) -> Kind:
         """Returns the kind of a tensor.

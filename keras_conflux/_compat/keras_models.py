@@ -16,6 +16,7 @@ from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._graphs import walks
 
 
 def is_of_keras(part: Any) -> bool:
@@ -51,19 +52,18 @@ def set_strategy(model: keras.Model, strategy: Any) -> None:
     model._distribute_strategy = strategy
 
 
-def tf_functions_in(function: Any) -> Iterator[Any]:
-    """Yields the `tf.function`s of a function of Keras' own trainer."""
-    # trainer.py makes them in closures.
-    waiting, seen = [function], set()
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, tf.types.experimental.PolymorphicFunction):
-            yield item
-        elif inspect.isfunction(item) and item not in seen:
-            seen.add(item)
-            for cell in item.__closure__ or ():
-                with contextlib.suppress(ValueError):  # an empty one
-                    waiting.append(cell.cell_contents)
+def tf_functions_in(function: Any) -> list[Any]:
+    """Returns the `tf.function`s of a function of Keras' own trainer."""
+
+    def held(item: Any) -> Iterator[Any]:
+        # trainer.py makes them in closures.
+        cells = item.__closure__ if inspect.isfunction(item) else None
+        for cell in cells or ():
+            with contextlib.suppress(ValueError):  # an empty one
+                yield cell.cell_contents
+
+    kind = tf.types.experimental.PolymorphicFunction
+    return [x for x in walks.walked([function], held) if isinstance(x, kind)]
 
 
 def optimizer_strategy(optimizer: Any) -> tf.distribute.Strategy:
