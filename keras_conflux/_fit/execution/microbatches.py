@@ -122,10 +122,12 @@ def run_in_turns(
     if refused:
         raise NotImplementedError(f"{name}: {refused}")
     turns = TracedTurns(name, count, fraction, compiled is not None)
-    if compiled is None:
-        arguments = _Uneven(count, leaves, place(), size)
-    else:
-        arguments = _Even(count, leaves, compiled, turns.size)
+    step = steps.Step(name, compiled=compiled)
+    with steps.entered(step):
+        if compiled is None:
+            arguments = _Uneven(count, leaves, place(), size)
+        else:
+            arguments = _Even(count, leaves, compiled, turns.size)
     structures: list[trees.Tree] = []
     index, communicator = replica_index(), strategy.communicator
     before = communicator.called(index)
@@ -154,7 +156,7 @@ def run_in_turns(
     flat = tf.nest.flatten(signature, expand_composites=True)
     given = graph.inputs[: len(flat)]
     try:
-        with steps.entered(steps.Step(name, compiled=compiled)):
+        with steps.entered(step):
             outputs = graph_in_turns.run(
                 TracedTurn(graph, given, turns.cuts, graph.outputs),
                 count,
@@ -182,7 +184,7 @@ class _Even:
         everywhere: int,
     ) -> None:
         self._everywhere = everywhere
-        self._first = tf.cast(_rank(compiled), tf.int32) * count
+        self._first = tf.cast(rank_as_tensor(), tf.int32) * count
         self._stacked = [_stacked(leaf, count) for leaf in leaves]
         shapes = compiled.shapes
         if shapes is not None:
@@ -201,11 +203,6 @@ class _Even:
         count = self._everywhere
         fraction = batch_fractions([1] * count)[0]
         return fraction, lambda: Place(1, tf.cast(rank, tf.uint64), count), None
-
-
-def _rank(compiled: steps.CompiledStep) -> Any:
-    with steps.entered(steps.Step("turns", compiled=compiled)):
-        return rank_as_tensor()
 
 
 def _stacked(leaf: tf.Tensor, count: int) -> tf.Tensor:
@@ -231,7 +228,7 @@ class _Uneven:
         self._leaves = leaves
         self._place = place
         self._size = tf.cast(place.own if size is None else size, tf.int64)
-        self._first = tf.cast(_rank(steps.CompiledStep()), tf.int32) * count
+        self._first = tf.cast(rank_as_tensor(), tf.int32) * count
         self._float = batch_fractions([1])[0].dtype
         place_of = (tf.uint64,) * 3
         self.signature = [
