@@ -71,7 +71,6 @@ class StepExecutor:
         self._may_compile = plan.compiled
         self._name = f"{step.of} of {model.name}"
         self._calls = 0
-        self._is_first = True
         self._needs_sizes: Exception | None = None
         self._compiled: set[Any] = set()
         self._steps_as_graph: collections.Counter[Any] = collections.Counter()
@@ -217,7 +216,7 @@ class StepExecutor:
 
     def _is_worth_compiling(self, shape: Any) -> bool:
         """Whether to compile: at once the first shape, others later."""
-        first, self._is_first = self._is_first, False
+        first = not (self._compiled or self._steps_as_graph)
         if not self._may_compile or (first and not _is_built(self._model)):
             return False
         if self._strategy.communicator.spares_threads(self._name):
