@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
-from collections.abc import MutableMapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +61,7 @@ def redirect(
 def read_copies(
     reads: Iterable[tuple[tf.Operation, tf.Tensor]],
     again: Iterable[tf.Operation],
-    known: MutableMapping[int, tf.Tensor],
+    known: dict[int, tf.Tensor],
 ) -> None:
     """Lets operations read copies of what they have read.
 
@@ -111,7 +110,7 @@ def once_known(
 
 def copy_region(
     operations: Iterable[tf.Operation],
-    known: MutableMapping[int, tf.Tensor],
+    known: dict[int, tf.Tensor],
     copy: Callable[[tf.Operation, list[tf.Tensor]], list[tf.Tensor]],
 ) -> None:
     """Puts operations into the current graph once more, one after another.
@@ -165,7 +164,7 @@ def copied(
 
 def copy_to_other(
     operations: Mapping[tf.Operation, Sequence[tf.Tensor]],
-    known: MutableMapping[int, tf.Tensor],
+    known: dict[int, tf.Tensor],
     keeps_names: bool = True,
 ) -> None:
     """Puts operations of other graphs into the current one, all at once.
