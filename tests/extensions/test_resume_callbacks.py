@@ -105,6 +105,56 @@ def test_numbers_that_a_callback_draws(tmp_path, after):
     assert callback.drawn == undisturbed.drawn
 
 
+class Weighed(keras.utils.PyDataset):
+    """Draws the next epoch's samples by weights that a callback changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights, self.order = np.ones(4 * STEPS), np.arange(4 * STEPS)
+        self.level, self.noise = 1.0, np.random.default_rng(1)
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, index):
+        rows = self.order[4 * index : 4 * index + 4, None]
+        x = np.float32(rows / len(rows)) + self.noise.normal()
+        return x, x
+
+    def on_epoch_end(self):
+        chances = self.weights**self.level
+        self.order = np.random.choice(
+            4 * STEPS, 4 * STEPS, p=chances / sum(chances)
+        )
+
+
+class Weigh(keras.callbacks.Callback):
+    def __init__(self, data):
+        super().__init__()
+        self.data = data
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.data.weights[self.data.order[:batch]] += logs["loss"]
+        self.data.level += 0.5
+
+
+@pytest.mark.parametrize("after", [2, STEPS + 3])
+def test_data_that_a_callback_changes(tmp_path, after):
+    def fitted(*callbacks):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e-3), "mse")
+        data = Weighed()
+        callbacks = [*callbacks, Weigh(data)]
+        model.fit(data, epochs=3, verbose=0, callbacks=callbacks)
+        return [*data.order, *data.weights, data.level]
+
+    expected = fitted()
+    with pytest.raises(Killed):
+        fitted(kc.Resume(tmp_path, every=1), Kill(after))
+    assert fitted(kc.Resume(tmp_path), Kill()) == expected
+
+
 class Odd(keras.callbacks.Callback):
     """Holds what is not a number, string or array."""
 

@@ -56,6 +56,8 @@ class Place:
     """The number of batches of an epoch, if it is known by now."""
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The state of a `PyDataset` when it was made, or now if not begun."""
+    shared: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """The state, at this place, of a `PyDataset` that callbacks hold."""
     validation: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The state of the validation data."""
     last: np.ndarray | None = None
@@ -105,6 +107,7 @@ class InputPosition(EpochObserver):
             generators=random_generators.states(dataset),
             number=self.iterator.num_batches,
             attributes=here.attributes if begun else self._held.changed(),
+            shared=self._held.changed() if step and self._is_shared else {},
             seeds=data_state.seeds_taken(self._shuffles),
             validation=self.validation.state(),
             last=self._sketch(step) if begun else None,
@@ -127,6 +130,7 @@ class InputPosition(EpochObserver):
         self._shuffles = data_state.shuffles_of([dataset, *self._datasets])
         owner = private_state.py_dataset_of(iterator)
         self._held = HeldAttributes(owner, plain_values.mark)
+        self._is_shared = any(each is owner for each in self._datasets)
         drawn = [dataset, self.validation.dataset]
         self._code = data_state.state_of_code(drawn)
         private_state.count_iterators(iterator, self._note_iterator)
@@ -231,6 +235,11 @@ class InputPosition(EpochObserver):
             differ = {k for k in now if digest(now[k]) != digest(begun[k])}
             changed = differ if count else {*now}
         random_generators.set_states(start.generators, but=changed)
+        # It has also repeated what draws change, but not what callbacks do.
+        now, begun = self._held.changed(), start.attributes
+        drawn = {k for k in now if digest(now[k]) != digest(begun.get(k))}
+        if kept := {k: v for k, v in start.shared.items() if k not in drawn}:
+            self._held.restore(kept)
 
     def _assert_same(self, start: Place, batch: Tree) -> None:
         """Raises `ValueError` if other samples would be trained from here."""

@@ -83,6 +83,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         self._held = [*map(held_variables.held_by, self._stateful)]
         held = [*self._held, *self._data_given]
         others = [*held_variables.reachable(held, tf.data.Dataset)]
+        others += held_variables.reachable(self._held, keras.utils.PyDataset)
         self._saved = saved
         self._redrawn: Saved | None = None
         """The checkpoint, before the first step after batches drawn again."""
