@@ -512,6 +512,50 @@ def test_other_settings_of_losses_are_named(tmp_path):
     assert changed(3, Scaled(3.0)) == [[("loss.scale", "2", "3")]]
 
 
+def test_other_weights_of_losses_are_named(tmp_path):
+    def changed(epochs, weight):
+        model = linear(epochs=0)
+        model.compile("sgd", "mse", loss_weights=[weight])
+        options = {"epochs": epochs, "callbacks": [kc.Resume(tmp_path)]}
+        return named_settings(lambda: model.fit(X, Y, **options))[1]
+
+    assert not changed(1, 2.0)
+    assert not changed(2, 2.0)
+    assert changed(3, 3.0) == [[("loss_weights.0", "2", "3")]]
+
+
+def test_a_schedule_in_the_place_of_a_rate_is_refused(tmp_path):
+    def trained(rate, epochs):
+        model = linear(epochs=0)
+        model.compile(keras.optimizers.SGD(rate), "mse")
+        model.fit(X, Y, epochs=epochs, callbacks=[kc.Resume(tmp_path)])
+
+    trained(0.1, 1)
+    with pytest.raises(ValueError, match="only the checkpoint") as caught:
+        trained(keras.optimizers.schedules.CosineDecay(0.1, 10), 2)
+    assert "is built by its first batch" not in str(caught.value)
+
+
+class OtherLoss(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.1 / (epoch + 1)
+        if epoch == 1:
+            self.model.compile(self.model.optimizer, "mae")
+            self.model.make_train_function(force=True)
+
+
+def test_a_loss_that_a_callback_has_changed_is_named(tmp_path):
+    def changed(epochs):
+        model = linear(epochs=0)
+        callbacks = [kc.Resume(tmp_path), OtherLoss()]
+        options = {"epochs": epochs, "callbacks": callbacks}
+        return named_settings(lambda: model.fit(X, Y, **options))[1]
+
+    assert not changed(1)
+    assert not changed(2)
+    assert changed(3) == [[("loss", "'mae'", "'mse'")]]
+
+
 def test_other_settings_of_a_loop_are_named(tmp_path, monkeypatch):
     def loaded(**options):
         model = with_optimizers(**options)

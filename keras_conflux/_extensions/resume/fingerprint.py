@@ -94,8 +94,11 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
 
 
 def of_compile(model: keras.Model) -> dict[str, Any]:
-    """Returns the settings of all optimizers and the names of the losses."""
+    """Returns the settings of all optimizers and losses."""
     settings: dict[str, Any] = {"loss": getattr(model, "loss", None)}
+    with contextlib.suppress(Exception):  # of a part of the user's
+        config: Any = model.get_compile_config()
+        settings["loss_weights"] = config["loss_weights"]
     for name, optimizer in model_state.optimizers_of(model).items():
         with contextlib.suppress(Exception):  # of a schedule of the user's
             settings[name] = optimizer.get_config()

@@ -198,11 +198,11 @@ def assert_same(saved: Saved, model: keras.Model) -> None:
             )
         if is_new or [x[1:] for x in saved_of] == [x[1:] for x in found]:
             continue
+        is_less = kind != _OPTIMIZER and len(found) < len(saved_of)
         raise ValueError(
             f"{begin}. Of the {kind} and in this order, only the checkpoint "
             f"has [{_beyond(saved_of, found)}], and only the model has "
-            f"[{_beyond(found, saved_of)}]."
-            + _ways_to_build(model, len(found) < len(saved_of))
+            f"[{_beyond(found, saved_of)}]." + _ways_to_build(model, is_less)
         )
     _assert_values(saved, here["other variables"])
 

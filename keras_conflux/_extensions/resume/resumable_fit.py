@@ -147,7 +147,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         # A state taken before that one is then none to go on from.
         known = iterator.num_batches is not None
         self._is_certain = known and iterator.steps_per_epoch is None
-        self._compiled = fingerprint.of_compile(self._trained)
+        compiled = fingerprint.of_compile(self._trained)
+        self._rates = {x: compiled[x] for x in compiled if "learning_rate" in x}
         if self._saved is None:
             self._name_what_is_not_built()
             if self._trained.built:  # else a restart builds all of it
@@ -161,7 +162,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         model_state.build_optimizer(self._trained, self._saved)
         model_state.assert_same(self._saved, self._trained)
         named = fingerprint.of_metrics(self._trained)
-        fingerprint.name_changed_settings(self._saved, self._compiled | named)
+        fingerprint.name_changed_settings(self._saved, compiled | named)
         state = self._saved.state
         is_over = self._saved.is_over(self._epochs)
         if not self.position.restore(is_over) and not is_over:
@@ -335,6 +336,7 @@ class ResumableFit(keras.callbacks.CallbackList):
     def _copied(self, step: int, parts: list[Any]) -> Callable[[], str]:
         """Returns a function that writes a checkpoint of this moment."""
         weights, beside = model_state.copied_from(self._trained)
+        compiled = fingerprint.of_compile(self._trained) | self._rates
         state = beside | {
             "epoch": self._epoch,
             "done": self._done,
@@ -343,7 +345,7 @@ class ResumableFit(keras.callbacks.CallbackList):
             "validated": self._validated,
             "parts": parts,
             "callbacks": self._states.changed(step),
-            "compiled": self._compiled | fingerprint.of_metrics(self._trained),
+            "compiled": compiled | fingerprint.of_metrics(self._trained),
             "trainable": self._layers.changed(),
         }
         position = self._done + step, self._epoch
