@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import control_flow
+from keras_conflux._batch_analysis import reductions
 from keras_conflux._batch_analysis import rules
 from keras_conflux._batch_analysis.kinds import COUNT
 from keras_conflux._batch_analysis.kinds import COUNTED
@@ -273,7 +274,9 @@ class _GraphReader:
             self._held.pop(id(handle), None)
         inputs = [self._of_input(tensor) for tensor in operation.inputs]
         self._note_changed(operation)
-        return rules.kinds_of_outputs(operation, inputs, self._all.marked)
+        return reductions.after_broadcast(
+            operation, self.of
+        ) or rules.kinds_of_outputs(operation, inputs, self._all.marked)
 
     def _of_input(self, tensor: tf.Tensor) -> Kind:
         """Returns a kind; for a handle, the kind of the variable's value."""

@@ -1,8 +1,11 @@
 """The kinds that operations along axes give, such as sums and means."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from keras_conflux._batch_analysis.kinds import DERIVED
+from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import MEAN
 from keras_conflux._batch_analysis.kinds import TOTAL
 from keras_conflux._batch_analysis.kinds import Entries
@@ -149,6 +152,26 @@ def _scattered_sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     is_aligned = is_number and places.axis == values.axis
     is_aligned &= places.entries is values.entries
     return TOTAL if is_aligned else None
+
+
+def after_broadcast(
+    operation: tf.Operation, kind_of: Callable[[tf.Tensor], Kind]
+) -> list[Kind] | None:
+    """Follows the derivative by a tensor that was broadcast.
+
+    It is summed where entries were repeated, and gets the tensor's shape. If
+    that has no samples, its entries were repeated for each sample.
+    """
+    total = operation.inputs[0].op if operation.type == "Reshape" else None
+    axes = total.inputs[1].op if total and total.type == "Sum" else None
+    if not (total and axes and axes.type == "BroadcastGradientArgs"):
+        return None
+    kind, shape = kind_of(total.inputs[0]), kind_of(operation.inputs[1])
+    if kind.role is Role.ROWS and shape.role is Role.SHAPE:
+        return [kind.at(shape.axis)]
+    if kind.form in ANY_ROWS and shape == EQUAL and not kind.mixed:
+        return [MEAN if kind.divided else TOTAL]
+    return None
 
 
 _EACH = Rule(_each_sample, ROWS, Form.EQUAL)

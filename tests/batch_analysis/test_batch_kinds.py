@@ -12,6 +12,7 @@ form:
 """
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import settings
@@ -483,6 +484,16 @@ def _gradient(o):
     return None if found is None else tf.convert_to_tensor(found)
 
 
+def _repeated(o):
+    """Returns the derivative by a tensor that meets a larger one."""
+    x, y = o.real(), o.real()
+    weights = tf.constant(WEIGHTS, tf.float64)
+    one = o.of([weights[0], weights[0, 0], x[:, :1], x[..., None], x[:1], x])
+    result = tf.square(one * o.of([y, y[:, None], y[..., None], y[0]]))
+    found = tf.gradients(o.of([result, tf.reduce_mean(result)]), one)[0]
+    return found if o.of([True, False]) else tf.square(found)
+
+
 def _counts(o):
     x = o.any()
     shape = tf.shape(x)
@@ -648,6 +659,14 @@ PROGRAMS = st.lists(
 @given(PROGRAMS)
 def test_kinds_of_drawn_programs(program):
     check(program)
+
+
+@pytest.mark.parametrize(
+    ("which", "role"), [(0, Role.TOTAL), (1, Role.TOTAL), (2, Role.ROWS)]
+)
+def test_derivatives_by_what_is_repeated_are_followed(which, role):
+    (*_, kind) = check([("repeated", [3, 3, which])])
+    assert kind.role is role
 
 
 def test_a_sum_of_turns_is_a_sum_over_samples():
