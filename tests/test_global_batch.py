@@ -1286,6 +1286,30 @@ class Recomputed(OwnStep):
         return self.back(x)
 
 
+class RecomputedBlock(OwnStep):
+    """Runs layers of sequences again when it differentiates."""
+
+    def __init__(self, *blocks):
+        super().__init__(LOSSES["mean"])
+        self.first, *self.others = blocks
+        self.slopes = Slopes(tf.recompute_grad(self.block))
+        self.scale = self.add_weight(shape=(3,), initializer="ones")
+
+    def build(self, shape):
+        super().build(shape)
+        self.block(tf.zeros((2, 2, 3)))
+
+    def block(self, x):
+        outputs = x * self.scale + self.first(x)
+        for each in self.others:
+            outputs = each(outputs)
+        return outputs
+
+    def call(self, x):
+        outputs = self.slopes(tf.reshape(x, (-1, 2, 3)))
+        return self.dense(tf.reshape(outputs, (-1, 6)))
+
+
 @several
 def test_a_step_whose_own_gradient_mixes_samples_warns():
     with pytest.warns(kc.ConfluxWarning, match="gradient that the step"):
@@ -1299,8 +1323,17 @@ def test_a_step_whose_own_gradient_keeps_samples_apart():
 
 @pytest.mark.parametrize(
     "make",
-    [Recomputed, lambda: Between(tf.recompute_grad(tf.tanh))],
-    ids=["in a layer", "in a step"],
+    [
+        Recomputed,
+        lambda: Between(tf.recompute_grad(tf.tanh)),
+        lambda: RecomputedBlock(layers.Dense(3, "gelu")),
+        lambda: RecomputedBlock(layers.LSTM(3, return_sequences=True)),
+        lambda: RecomputedBlock(
+            layers.EinsumDense("abc,cd->abd", (2, 3), activation="relu"),
+            layers.LayerNormalization(),
+        ),
+    ],
+    ids=["in a layer", "in a step", "dense", "recurrent", "normalized"],
 )
 def test_a_layer_that_is_recomputed(make):
     assert_equal(make)

@@ -16,6 +16,7 @@ from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import rows
 from keras_conflux._batch_analysis.trial import rows_by_trial
+from keras_conflux._batch_analysis.trial import statistic_by_trial
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import rewriting
 from keras_conflux._graphs import walks
@@ -197,6 +198,8 @@ class _Kinds:
     def is_mixed(self, slope: tf.Tensor, kind: Kind) -> bool:
         """Whether derivatives by a tensor of a kind are mixed. See `mixes`."""
         shown = self._kinds.of(slope)
+        if kind == EQUAL and shown.role is Role.OPAQUE:
+            shown = statistic_by_trial(slope, self._kinds, self._given) or shown
         if kind == EQUAL and shown.role is not Role.OPAQUE:
             return shown != TOTAL
         if shown.role is Role.ROWS:

@@ -50,7 +50,7 @@ def kind_by_trial(tensor: tf.Tensor, kinds: KindInference) -> Kind:
     _show_rows_behind(tensor, kinds)
     kind = kinds.of(tensor)
     if kind.role is Role.OPAQUE and tensor.shape.rank == 0:
-        kind = _statistic_by_trial(tensor, kinds) or kind
+        kind = statistic_by_trial(tensor, kinds) or kind
         if kind.role is not Role.OPAQUE:
             kinds.mark(tensor, kind)
     kinds.tried[id(tensor)] = tensor
@@ -102,11 +102,13 @@ def rows_by_trial(
     return Kind(Role.ROWS, entries=entries or Entries.VARYING)
 
 
-def _statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
-    """Returns MEAN or TOTAL for a scalar that is found to be one, or `None`."""
+def statistic_by_trial(
+    output: tf.Tensor, kinds: KindInference, given: Iterable[tf.Tensor] = ()
+) -> Kind | None:
+    """Returns MEAN or TOTAL for what is found to be one, or `None`."""
     for is_deep in (False, True):
         with contextlib.suppress(NotDerivable):
-            program = TrialProgram(output, kinds, is_deep=is_deep)
+            program = TrialProgram(output, kinds, given, is_deep)
             results = _results(program)
             if _have_chosen(program, results):
                 for kind in (MEAN, TOTAL):

@@ -87,8 +87,6 @@ class RandomValues:
     def rows(self, tensor: tf.Tensor, axis: int, samples: int) -> Any:
         """Returns entries for a number of samples along an axis."""
         shape = _closed(tensor.shape.as_list())
-        if tensor.dtype == tf.variant:  # a list that gradients keep
-            raise NotDerivable(tensor.name)
         shape[axis] = samples
         found = self._numbers(shape, tensor.dtype, self.scale)
         types = "fi" if self.rare in (-1, 0) else "f"
@@ -294,6 +292,8 @@ class TrialProgram:
             or tensor.op.type in _READS
             or tensor.op.op_def.is_stateful  # as draws are
         )
+        if tensor.dtype == tf.variant:  # a list that gradients keep
+            return False
         if kind.role is Role.ROWS and (is_first or not self._is_deep):
             return not kind.is_out_of_order and kind.entries is Entries.ONE
         return kind.role is Role.EQUAL and is_first
