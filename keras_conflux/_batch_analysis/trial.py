@@ -131,6 +131,8 @@ def _results(program: TrialProgram) -> list[Results]:
             others.append(RandomValues(1, integers, 99, steps=_STEPS))
         try:
             results = program.results(trials, [((6, 5), x) for x in others])
+        except tf.errors.DeadlineExceededError:
+            break
         except tf.errors.OpError:  # as of a place that is not there
             continue
         telling = [

@@ -43,6 +43,8 @@ that they may ask for and that are rarely drawn."""
 _ROUGH = (tf.bfloat16, tf.float16)
 _DRAWN = 1_000_003
 """The most numbers to draw for a tensor. They repeat in larger ones."""
+_MAX_TIME = 10_000
+"""In milliseconds: a loop to a fixed point may never end on random values."""
 _OPEN_SIZE = 3
 """The size of axes whose size is not known."""
 _Feed = dict[int, Any]
@@ -311,6 +313,7 @@ class TrialProgram:
             device_count={"GPU": 0}, allow_soft_placement=True
         )
         config.graph_options.rewrite_options.disable_meta_optimizer = True
+        config.operation_timeout_in_ms = _MAX_TIME
         with tf.compat.v1.Session(graph=self._graph, config=config) as session:
             found = [self._result(session, *trial) for trial in trials]
             for trial in optional:

@@ -15,12 +15,44 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux._batch_analysis import trial
+from keras_conflux._batch_analysis import trial_program
 
 X, Y = regression(22)
 FIT = dict(batch_size=8, epochs=2, shuffle=False, verbose=0)
 LABELS = np.random.default_rng(0).integers(1, 4, (22, 3))
 STEPS = np.random.default_rng(1).integers(2, 4, 22)
 """The lengths of the labels."""
+
+
+class Equilibrium(layers.Layer):
+    """Goes to a fixed point, to which random weights do not lead."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(8, kernel_initializer="zeros")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        def closer(y, gap):
+            new = tf.tanh(self.dense(y) + x)
+            return new, tf.reduce_max(tf.abs(new - y))
+
+        gap = tf.constant(1.0)
+        return tf.while_loop(
+            lambda _, gap: gap > 1e-6, closer, (tf.zeros_like(x), gap)
+        )[0]
+
+
+@several
+def test_a_loop_that_does_not_end_in_a_trial_warns(monkeypatch):
+    monkeypatch.setattr(trial_program, "_MAX_TIME", 500)
+    model = keras.Sequential([layers.Dense(8), Equilibrium(), layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, MANY)
+    with pytest.warns(kc.ConfluxWarning, match="equilibrium"):
+        model.predict(X, verbose=0)
 
 
 class OwnStep(keras.Sequential):
