@@ -257,6 +257,17 @@ def _in_a_compiled_function(x, seed):
     return noisy()
 
 
+def _centered(x):
+    return x - ops.mean(x, axis=0, keepdims=True)
+
+
+def _of_all(x, seed):
+    kept = random.dropout(_centered(x), 0.3, seed=seed)
+    return 2 * kept + random.dropout(
+        tf.roll(x, 1, 0), 0.3, noise_shape=(None, 1), seed=seed
+    )
+
+
 class Gan(keras.Model):
     """A step of one's own, with noise of latents, labels and places between."""
 
@@ -348,6 +359,7 @@ MODELS = {
     "other functions": draw(_others),
     "in dtypes": draw(_in_dtypes),
     "shared by all samples": draw(_shared_by_all),
+    "dropout of what is of all samples": draw(_of_all),
     "an integer in a loop over samples": draw(
         lambda x, seed: ops.map(
             lambda row: row * random.normal((7,), seed=3), x
@@ -676,6 +688,31 @@ def test_what_the_graph_does_not_show_warns(name):
     assert len(drawn) == 1, texts
     assert f"`keras.random.{kind}` draws in" in drawn[0]
     assert "own" in drawn[0]
+
+
+OF_ALL_SAMPLES = {
+    "means": lambda x, s: random.normal(ops.shape(x), _centered(x), seed=s),
+    "a deviation": lambda x, s: (
+        x + random.normal(ops.shape(x), 0.0, ops.std(x), seed=s)
+    ),
+    "a mean": lambda x, s: x + random.normal(ops.shape(x), ops.mean(x), seed=s),
+    "a limit": lambda x, s: (
+        x + random.uniform(ops.shape(x), 0.0, ops.max(x, 0), seed=s)
+    ),
+    "a gamma": lambda x, s: (
+        x + random.gamma(ops.shape(x), ops.exp(_centered(x)), seed=s)
+    ),
+    "categories": lambda x, s: (
+        x + ops.cast(random.categorical(_centered(x), 5, seed=s), "float32")
+    ),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", OF_ALL_SAMPLES)
+def test_what_is_drawn_by_what_all_samples_make_warns(name):
+    (text,) = warned(OF_ALL_SAMPLES[name])
+    assert "output of the layer 'own' for a sample depends on other" in text
 
 
 def _in_a_function(x, seed):

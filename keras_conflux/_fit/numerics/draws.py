@@ -5,6 +5,7 @@ often. Numbers that are no rows of samples are the same on all. Where the graph
 does not show whose numbers are drawn, the replica's rank moves the seeds.
 """
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -18,6 +19,7 @@ from keras_conflux._batch_analysis import COUNT
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import are_of_a_sample
 from keras_conflux._batch_analysis import draws_shared_by_samples
 from keras_conflux._common.contexts import having
@@ -122,11 +124,20 @@ class Draws(Exit):
             return drawn
         if rows.is_multiple:
             self._joined.setdefault(number, (drawn, rows.kind))
-        if parameters is not None and all(
-            _is_alike(kind, rows.kind) for kind in kinds
-        ):
+        own = rows.kind
+        are_alike = (  # of the same samples, or of none
+            kind == EQUAL
+            or (kind.regular and kind.with_entries(own.entries) == own)
+            for kind in kinds
+        )
+        is_mixed = any(
+            kind.needs_all_samples or kind.role in (Role.MEAN, Role.TOTAL)
+            for kind in kinds
+        )
+        if is_mixed or (parameters is not None and all(are_alike)):
             # The graph does not show that these are rows of the same samples.
-            self.step.kinds.mark(drawn, rows.kind)
+            own = dataclasses.replace(own, mixed=is_mixed)
+            self.step.kinds.mark(drawn, own)
         return drawn
 
     def seeds_are_shared(self) -> bool:
@@ -194,9 +205,14 @@ def _parameters(given: dict[str, Any]) -> tuple[Any, ...]:
 def dropout(original: Callable, *args: Any, **kwargs: Any) -> Any:
     """Drops the entries of the replica's samples that one device would drop."""
     given = _bound(original, args, kwargs)
-    if _draws() is None or given["rate"] in (0.0, 1.0):
+    draws = _draws()
+    if draws is None or given["rate"] in (0.0, 1.0):
         return original(**given)
     inputs = given["inputs"] = tf.convert_to_tensor(given["inputs"])
+    if draws.step.kinds.of(inputs).mixed:
+        # The graph has to show that they are, so it multiplies what is drawn.
+        ones = tf.ones(tf.shape(inputs), inputs.dtype)
+        return inputs * dropout(original, **given | {"inputs": ones})
     shape: Any = tf.shape(inputs)
     if given.get("noise_shape") is not None:
         sizes = sizes_of(shape)
@@ -257,13 +273,6 @@ def _draw(
         return original(**given)
     function = functools.partial(original, **given)
     return draws.draw(function, shape, parameters, of_rows)
-
-
-def _is_alike(kind: Kind, rows: Kind) -> bool:
-    """Whether a parameter has entries of the same samples, or of none."""
-    if kind == EQUAL:
-        return True
-    return kind.regular and kind.with_entries(rows.entries) == rows
 
 
 def _draws() -> Draws | None:
