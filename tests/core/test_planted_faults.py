@@ -58,9 +58,8 @@ COLLECTIVES = "keras_conflux._communication.tree_collectives:ReplicaCollectives"
 PLACES = {
     # of the package
     "accumulates": f"{NUMERICS}.updates:_accumulates",
-    "are global": f"{NUMERICS}.gradients:_are_global",
     "accumulators": "keras_conflux._compat.keras_models:accumulators",
-    "average": f"{NUMERICS}.writes:_average",
+    "average": f"{NUMERICS}.writes:Writes._reduce_by_change",
     "compiles": f"{FIT}.input.execution_plan:compiles",
     "compiles a shape": (
         f"{FIT}.execution.step_executor:StepExecutor._is_worth_compiling"
@@ -91,6 +90,7 @@ PLACES = {
     "values of logs": f"{NUMERICS}.returns:global_values",
     "values of counts": f"{NUMERICS}.late_writes:global_values",
     "steers": f"{FIT}.input.execution_plan:may_steer_data",
+    "sum with weights": f"{COLLECTIVES}.weighted_sum",
     "synchronize": f"{REPLICATION}.synchronization:synchronize",
     "exchange of turns": f"{FIT}.execution.graph_in_turns:_exchange",
     "numbers of a turn": f"{FIT}.execution.microbatches:_Uneven.known_from",
@@ -367,7 +367,7 @@ def _clip_first(original, grads, sources, context):
 
 
 def _reduce_again(original, grads, *_):
-    return call("collectives").all_reduce("sum", grads)
+    return original(call("collectives").all_reduce("sum", grads), *_)
 
 
 def _as_mean(original, target, seed, sources, context):
@@ -475,12 +475,12 @@ FAULTS = [
     ),
     Fault(
         "gradients by hand are not reduced",
-        {"are global": lambda *_: True},
+        {"make global": lambda original, grads, step: grads},
         ("gradients by hand",),
     ),
     Fault(
         "gradients of a tape are reduced once more",
-        {"are global": lambda *_: False, "make global": _reduce_again},
+        {"sum gradients": _reduce_again},
         ("optimizer SGD",),
     ),
     Fault(
@@ -642,8 +642,8 @@ FAULTS = [
     Fault(
         "moving averages are averaged without weights",
         {
-            "average": lambda original, weights, fraction: original(
-                weights, _equal_weight()
+            "sum with weights": lambda original, self, tree, _: original(
+                self, tree, _equal_weight()
             )
         },
         ("statistics of a replica",),
@@ -824,7 +824,7 @@ TOLD = (
     "Not equal|Arrays are not equal|differs between replica|^assert |"
     "depends on other samples|a sum or a mean over samples"
     "|takes a seed from a `SeedGenerator` by itself"
-    "|by methods of its `value`"
+    "|by methods of its `value`|counts it once for each"
 )
 RED = AssertionError, kc.ReplicaMismatchError, kc.ConfluxWarning
 
@@ -870,3 +870,6 @@ def test_each_place_is_patched():
     used = {place for fault in FAULTS for place in fault.planted}
     helpers = {"compiles", "compiles a shape", "copies", "collectives"}
     assert used | helpers == set(PLACES)
+    for place in PLACES:
+        owner, name = find(place)
+        assert hasattr(owner, name), place
