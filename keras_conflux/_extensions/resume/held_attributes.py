@@ -28,7 +28,6 @@ from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import held_variables
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.held_variables import FUNCTIONS
-from keras_conflux._extensions.resume.held_variables import OF_KERAS
 from keras_conflux._extensions.resume.held_variables import WITH_VARIABLES
 from keras_conflux._extensions.resume.held_variables import held_by
 from keras_conflux._replication import state
@@ -401,7 +400,7 @@ def _set_by_keras(owner: Any) -> set[str]:
     return {
         step.argval
         for each in type(owner).__mro__
-        if each.__module__.startswith(OF_KERAS)
+        if each.__module__.startswith(held_variables.OF_KERAS)
         for function in vars(each).values()
         if isinstance(function, types.FunctionType)
         for step in dis.get_instructions(function)
