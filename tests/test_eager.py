@@ -409,14 +409,16 @@ def test_shards_of_a_distributed_dataset_are_joined():
     assert_equal_bits(*results)
 
 
-class FailsOnce(keras.callbacks.Callback):
-    """Raises within the second epoch of three steps."""
+class Fails(keras.callbacks.Callback):
+    """Raises at the end of a step, counted over all epochs."""
 
-    steps = 0
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.steps = step, 0
 
     def on_train_batch_end(self, batch, logs=None):
-        FailsOnce.steps += 1
-        if FailsOnce.steps == 5:
+        self.steps += 1
+        if self.steps == self.step:
             raise InterruptedError
 
 
@@ -427,11 +429,10 @@ def test_what_computes_in_numpy_is_resumed(tmp_path):
             loss=_in_numpy, metrics=[_numpy_metric], optimizer=_accumulating()
         )
 
-    FailsOnce.steps = 0
-    callbacks = [kc.Resume(tmp_path, every=1), FailsOnce()]
+    callbacks = [kc.Resume(tmp_path, every=1), Fails(5)]
     with pytest.raises(InterruptedError):
         trained(build, MANY, callbacks=callbacks)
     resume = kc.Resume(tmp_path, every=1)
-    got = trained(build, MANY, callbacks=[resume, FailsOnce()])
+    got = trained(build, MANY, callbacks=[resume, Fails(None)])
     assert resume.resumed_at[0] == 1
     assert_equal_bits(trained(build), got)
