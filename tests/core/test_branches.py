@@ -335,6 +335,32 @@ def test_what_is_written_by_a_condition(keep):
     assert_as_on_one_device(keep)
 
 
+def _counts_by_cases(model, x, loss):
+    tf.case(
+        [
+            (loss > 2.2, do(lambda: model.a.assign_add(1.0))),
+            (loss > 1.8, do(lambda: model.b.assign_add(1.0))),
+        ],
+        do(lambda: model.stop.assign(True)),
+    )
+
+
+def _chooses_by_what_is_captured(model, x, loss):
+    is_large = loss > 1.8
+    tf.cond(
+        loss > 2.2,
+        do(),
+        lambda: tf.cond(is_large, do(lambda: model.b.assign_add(1.0)), do()),
+    )
+
+
+@pytest.mark.parametrize(
+    "keep", [_counts_by_cases, _chooses_by_what_is_captured]
+)
+def test_a_condition_that_is_made_outside_of_its_branch(keep):
+    assert_as_on_one_device(keep)
+
+
 def _loops_by_samples(model, x, loss):
     def turn(rest):
         model.a.assign_add(1.0)

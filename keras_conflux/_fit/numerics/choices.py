@@ -133,9 +133,9 @@ class _Choice:
         given = tf.convert_to_tensor(given)
         if given.shape.rank != 0:
             given = tf.reshape(given, [])
-        self._given = given
         self.condition = tf.identity(given)
         """The condition in the graph."""
+        self._given = self.condition.op.inputs[0]  # or what is captured as it
         self.graph = tf.compat.v1.get_default_graph()
         """Where it chooses."""
         self.branch: Any = None
